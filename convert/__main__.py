@@ -1,0 +1,53 @@
+"""Command line: `python -m pagedjax.convert SRC DST [--dtype D] [--verify] [--overwrite]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from pagedjax.config import DTYPES
+from pagedjax.one_line import exit_status
+
+from .converter import convert
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert as the command line says; return 0, or 1 after one line on stderr."""
+    options = _parser().parse_args(arguments)
+    # Nobody who converts a checkpoint needs to read that PyTorch is not installed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    return exit_status(partial(_convert, options), options.debug)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    convert(
+        options.src,
+        options.dst,
+        dtype=options.dtype,
+        overwrite=options.overwrite,
+        verify=options.verify,
+        # A bar is for people; in a log, one line has to say it all.
+        progress=sys.stderr.isatty(),
+    )
+    print(f"{options.dst} is ready")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pagedjax.convert",
+        description="Convert a Hugging Face folder (safetensors) or a .gguf file for pagedjax.",
+    )
+    parser.add_argument("src", metavar="SRC", help="Hugging Face folder or .gguf file")
+    parser.add_argument("dst", metavar="DST", help="folder to write")
+    parser.add_argument("--dtype", default="auto", help=f"of the params: {', '.join(DTYPES)}")
+    parser.add_argument("--verify", action="store_true", help="read back and compare bit by bit")
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""A run of bytes in a file, read with pread: a memory map's pages would count as resident."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Block:
+    """`size` bytes of `path` from `start` on."""
+
+    path: Path
+    start: int
+    size: int
+
+    def read(self) -> np.ndarray:
+        """Return a new uint8 array of `size`; OSError when the file has become shorter."""
+        data = np.empty(self.size, np.uint8)
+        view = memoryview(data)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            done = 0
+            while done < self.size:
+                got = os.preadv(descriptor, [view[done:]], self.start + done)
+                if not got:
+                    raise OSError(f"{self.path} ended while a tensor was read from it")
+                done += got
+        finally:
+            os.close(descriptor)
+        return data

@@ -1,0 +1,149 @@
+"""The two things people come for: convert a checkpoint once, load one of any kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from pagedjax import checkpoint, models
+from pagedjax.config import ModelConfig, check_dtype
+from pagedjax.mesh import make_mesh, sharding
+from pagedjax.params import ParamRule, Params, build_tree
+
+from .assembly import cast
+from .opener import local_path, open_source
+from .plan import Plan, make_plan
+from .replacement import check_target, replacement
+from .safetensors_source import CONFIG, GENERATION_CONFIG, read_json
+from .tokenizer import load_tokenizer
+
+
+def convert(
+    src: str | Path,
+    dst: str | Path,
+    dtype: str = "auto",
+    overwrite: bool = False,
+    verify: bool = False,
+    progress: bool = True,
+) -> None:
+    """Write the checkpoint `src`, a Hugging Face folder or a .gguf file, as folder `dst`.
+
+    dtype: of all params; "auto" is the source's own (bfloat16 for quantised GGUF).
+    overwrite: replace what is at `dst`; else FileExistsError.
+    verify: read everything back and compare it with the source bit by bit.
+    progress: show a bar in bytes.
+
+    All is checked before anything is written, and after any failure `dst` is as it was. Raises
+    FileNotFoundError, FileExistsError, ValueError (damaged or unfitting) or NotImplementedError.
+    """
+    src, dst = Path(src), Path(dst)
+    check_dtype("dtype", dtype)
+    check_target(src, dst, overwrite)
+    plan = make_plan(open_source(src), dtype)
+    with replacement(dst, overwrite) as folder:
+        plan.source.save_tokenizer(folder)
+        _write_configs(plan, folder)
+        checkpoint.save_leaves(folder, _with_bar(plan, plan.leaves(), "convert", progress))
+        checkpoint.write_marker(folder, plan.dtype)
+        if verify:
+            _verify(plan, folder, progress)
+
+
+def load_checkpoint(
+    path: str | Path, dtype: str = "auto", mesh: Mesh | None = None
+) -> tuple[ModelConfig, Params, Any]:
+    """Load a converted folder, a Hugging Face folder, a .gguf file or a hub id.
+
+    Returns the config, the params on the devices of `mesh` (one device by default) and the
+    tokenizer, or None where the checkpoint has none. The params are bitwise the same for the same
+    weights, whatever the kind. Raises as `convert` does.
+    """
+    check_dtype("dtype", dtype)
+    mesh = make_mesh(mesh)
+    folder = local_path(path)
+    if checkpoint.is_converted(folder):
+        return _load_converted(folder, dtype, mesh)
+    plan = make_plan(open_source(folder), dtype)
+    tokenizer = plan.source.load_tokenizer()
+    return plan.config, _place(plan.leaves(), mesh), tokenizer
+
+
+def _load_converted(folder: Path, dtype: str, mesh: Mesh) -> tuple[ModelConfig, Params, Any]:
+    stored = checkpoint.read_marker(folder)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} has lost its {CONFIG}; convert the checkpoint again")
+    generation = folder / GENERATION_CONFIG
+    config = ModelConfig.from_hf(
+        read_json(folder / CONFIG) | {"dtype": stored if dtype == "auto" else dtype},
+        read_json(generation) if generation.is_file() else None,
+    )
+    rules = models.family(config.model_type).param_rules(config)
+    tokenizer = load_tokenizer(folder)
+    if dtype in ("auto", stored):
+        return config, checkpoint.restore(folder, rules, mesh), tokenizer
+    leaves = (
+        (rule, cast(rule.name, leaf, dtype)) for rule, leaf in checkpoint.read_leaves(folder, rules)
+    )
+    return config, _place(leaves, mesh), tokenizer
+
+
+def _place(leaves: Iterable[tuple[ParamRule, np.ndarray]], mesh: Mesh) -> Params:
+    placed = {}
+    for rule, leaf in leaves:
+        placed[rule.path] = jax.device_put(leaf, sharding(mesh, rule.spec))
+    return build_tree(placed)
+
+
+def _write_configs(plan: Plan, folder: Path) -> None:
+    """The source's own config, but true about what is in the folder."""
+    config = {key: value for key, value in plan.source.config.items() if key != "torch_dtype"}
+    config |= {"dtype": plan.dtype, "tie_word_embeddings": plan.config.tie_word_embeddings}
+    _write_json(folder / CONFIG, config)
+    if plan.source.generation_config is not None:
+        _write_json(folder / GENERATION_CONFIG, plan.source.generation_config)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_bar(
+    plan: Plan, leaves: Iterable[tuple[ParamRule, np.ndarray]], title: str, progress: bool
+) -> Iterator[tuple[ParamRule, np.ndarray]]:
+    from tqdm import tqdm
+
+    with tqdm(
+        total=plan.num_bytes, desc=title, unit="B", unit_scale=True, disable=not progress
+    ) as bar:
+        for rule, leaf in leaves:
+            yield rule, leaf
+            bar.update(leaf.nbytes)
+
+
+def _verify(plan: Plan, folder: Path, progress: bool) -> None:
+    written = checkpoint.read_leaves(folder, plan.rules)
+    pairs = zip(_with_bar(plan, plan.leaves(), "verify", progress), written, strict=True)
+    for (rule, expected), (_, found) in pairs:
+        if not _same_bits(found, expected):
+            raise ValueError(
+                f"verification failed: {rule.name} was not read back as it was written; "
+                "check the disk and convert again"
+            )
+
+
+def _same_bits(one: np.ndarray, two: np.ndarray) -> bool:
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    one, two = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, two))
+    # In pieces, because comparing makes an array of the same size.
+    piece = 2**24
+    return all(
+        np.array_equal(one[start : start + piece], two[start : start + piece])
+        for start in range(0, one.size, piece)
+    )

@@ -1,0 +1,105 @@
+"""What will be made of a source: the config, the leaves and their data type, all checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pagedjax import models
+from pagedjax.config import ModelConfig, check_dtype
+from pagedjax.params import ParamRule
+
+from .assembly import Binding, bind, num_bytes, read_bound
+from .source import Source, TensorRef
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A source whose every tensor has its place.
+
+    dtype: of all leaves; never "auto".
+    bindings: one per leaf, in rule order.
+    """
+
+    source: Source
+    config: ModelConfig
+    dtype: str
+    bindings: tuple[Binding, ...]
+
+    @property
+    def rules(self) -> tuple[ParamRule, ...]:
+        """The rules of all leaves."""
+        return tuple(binding.rule for binding in self.bindings)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all leaves."""
+        return num_bytes(self.rules, self.dtype)
+
+    def leaves(self) -> Iterator[tuple[ParamRule, np.ndarray]]:
+        """Read the leaves from the source, one at a time."""
+        return read_bound(self.bindings, self.dtype)
+
+
+def make_plan(source: Source, dtype: str) -> Plan:
+    """Bind the tensors of `source` to the params of its model.
+
+    Raises ValueError or NotImplementedError for a config or tensors that do not fit.
+    """
+    config = _model_config(source)
+    dtype = resolve_dtype(source, dtype)
+    family = models.family(config.model_type)
+    config, tensors = _settle_tie(config, source.tensors)
+    bindings = bind(family.param_rules(config), tensors, family.SKIPPED_SOURCES)
+    return Plan(source, replace(config, dtype=dtype), dtype, bindings)
+
+
+def _model_config(source: Source) -> ModelConfig:
+    try:
+        return ModelConfig.from_hf(source.config, source.generation_config)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{source.path}: the config holds a value of the wrong kind ({error})"
+        ) from error
+
+
+def resolve_dtype(source: Source, dtype: str) -> str:
+    """Return the data type that `dtype` means for `source`; never "auto"."""
+    if check_dtype("dtype", dtype) != "auto":
+        return dtype
+    if source.dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(
+            f"{source.path} names the dtype {source.dtype!r}, which is not supported; "
+            "choose dtype float32, bfloat16 or float16"
+        )
+    return source.dtype
+
+
+def _settle_tie(
+    config: ModelConfig, tensors: Mapping[str, TensorRef]
+) -> tuple[ModelConfig, Mapping[str, TensorRef]]:
+    """Treat a head that a tied model brings along as Hugging Face (transformers 5) does.
+
+    Equal to the embedding it is dropped, different from it the model is not tied after all, and
+    where it is there alone it is the embedding too.
+    """
+    if not config.tie_word_embeddings:
+        return config, tensors
+    untied = replace(config, tie_word_embeddings=False)
+    names = {
+        rule.path: rule.sources[0]
+        for rule in models.family(config.model_type).param_rules(untied)
+        if rule.path in (("embed",), ("head",))
+    }
+    embed, head = names["embed",], names["head",]
+    if head not in tensors:
+        return config, tensors
+    others = {name: tensor for name, tensor in tensors.items() if name != head}
+    if embed not in tensors:
+        return config, others | {embed: tensors[head]}
+    same_shape = tensors[embed].shape == tensors[head].shape
+    if same_shape and np.array_equal(tensors[embed].read(), tensors[head].read()):
+        return config, others
+    return untied, tensors

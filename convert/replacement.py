@@ -1,0 +1,81 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+def check_target(src: Path, dst: Path, overwrite: bool) -> None:
+    """Refuse a target that exists (FileExistsError) or would touch the source (ValueError)."""
+    source, target = src.resolve(), dst.resolve()
+    if target == source or source in target.parents or target in source.parents:
+        raise ValueError(f"{dst} and the source {src} lie in each other; choose another folder")
+    if dst.is_symlink() or (dst.exists() and not overwrite):
+        _refuse(dst, overwrite)
+
+
+@contextmanager
+def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a new folder beside `dst` that becomes `dst` when the block ends without an exception.
+
+    After any exception, an interrupt too, the new folder is gone and what was at `dst` is still
+    there.
+    """
+    made = _make_parents(dst)
+    folder = _sibling(dst)
+    try:
+        folder.mkdir()
+        yield folder
+        _swap(folder, dst, overwrite)
+    except BaseException:
+        _remove(folder)
+        for parent in made:
+            with suppress(OSError):  # someone else has put something there
+                parent.rmdir()
+        raise
+
+
+def _refuse(dst: Path, overwrite: bool) -> None:
+    if overwrite:
+        raise FileExistsError(f"{dst} is a link; remove it, or name the folder it leads to")
+    raise FileExistsError(f"{dst} exists; choose another folder, or overwrite it")
+
+
+def _make_parents(dst: Path) -> list[Path]:
+    """Create the folders above `dst`; return those that were not there, the deepest first."""
+    made = [parent for parent in dst.absolute().parents if not parent.exists()]
+    dst.absolute().parent.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _sibling(dst: Path) -> Path:
+    # On the same file system, so that the last step is a rename.
+    return dst.absolute().parent / f".{dst.name}.{uuid.uuid4().hex[:12]}"
+
+
+def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
+    # Someone else may have made it since it was checked.
+    if dst.exists() and not overwrite:
+        _refuse(dst, overwrite)
+    if not dst.exists():
+        folder.rename(dst)
+        return
+    old = _sibling(dst)
+    dst.rename(old)
+    try:
+        folder.rename(dst)
+    except BaseException:
+        old.rename(dst)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,26 @@
+"""pagedjax: paged, continuously batched LLM inference as a functional JAX engine."""
+
+from pagedjax.config import EngineConfig, ModelConfig, RopeScaling
+from pagedjax.convert import load_checkpoint
+from pagedjax.engine import Engine
+from pagedjax.llm import LLM
+from pagedjax.models import init_params
+from pagedjax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from pagedjax.stats import CompileReport, EngineStats
+from pagedjax.version import __version__
+
+__all__ = [
+    "LLM",
+    "CompileReport",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "Logprob",
+    "ModelConfig",
+    "RequestOutput",
+    "RopeScaling",
+    "SamplingParams",
+    "init_params",
+    "load_checkpoint",
+]

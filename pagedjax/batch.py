@@ -1,0 +1,193 @@
+"""From a Plan to device arrays: padded to a bucket, so that few shapes serve every step.
+
+This is the one file that turns host lists into arrays. Padding rows use slot M and block N, both
+out of range, so that what they would write is dropped; never -1, which would wrap around.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from pagedjax.mesh import sharding
+from pagedjax.sampler import SamplingArrays
+from pagedjax.scheduler import Plan, Row
+
+FEW_ROWS = 16  # decode and logit rows of the smaller of the two mixed shapes
+
+
+@struct.dataclass
+class StepBatch:
+    """Inputs of one step. S = Bd + Sp tokens: the decode rows' first, then the chunks'.
+
+    A decode row's token and position come from the state, by slot. Row b of the ragged section
+    owns the tokens [query_starts[b], query_starts[b+1]) of that section.
+    """
+
+    decode_slots: jax.Array  # [Bd]
+    decode_tables: jax.Array  # [Bd, P]
+    tokens: jax.Array  # [Sp]
+    positions: jax.Array  # [Sp]
+    query_starts: jax.Array  # [Bp + 1]
+    slots: jax.Array  # [Bp]
+    context_lens: jax.Array  # [Bp], counting the tokens of this step
+    tables: jax.Array  # [Bp, P]
+    logit_rows: jax.Array  # [R], indices into the S tokens
+
+
+class Shape(NamedTuple):
+    """The static part of a step: rows and tokens of its sections, padding included."""
+
+    decode_rows: int  # Bd
+    tokens: int  # Sp
+    logit_rows: int  # R
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Which shapes exist. Steps without chunks have finer row buckets than mixed ones."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        """2, 4, 8, 16, 24, 32, 48, 64, 96, ...; at least 2, since XLA's products on CPU are
+        neither fast in bfloat16 nor bit-equal to the others' for a single row."""
+        fine = [2, 4, 8, *(16 << n for n in range(20)), *(24 << n for n in range(20))]
+        return _up_to(sorted(fine), max(2, self.max_num_seqs))
+
+    @property
+    def token_buckets(self) -> tuple[int, ...]:
+        """32, 64, 128, ... up to the token budget."""
+        return _up_to([32 << shift for shift in range(24)], self.max_num_batched_tokens)
+
+    @property
+    def mixed_rows(self) -> tuple[int, ...]:
+        """Decode rows of a step with chunks; its logit rows are as many."""
+        return _up_to([FEW_ROWS], max(2, self.max_num_seqs))
+
+    def shapes(self) -> list[Shape]:
+        """Every shape that `fit` can return."""
+        alone = [Shape(rows, 0, rows) for rows in self.row_buckets]
+        return alone + [Shape(r, t, r) for t in self.token_buckets for r in self.mixed_rows]
+
+    def fit(self, plan: Plan) -> Shape:
+        """The smallest shape that holds the plan."""
+        rows = max(len(plan.decode), len(plan.sampling_rows))
+        tokens = sum(row.num_tokens for row in plan.chunks)
+        if not tokens:
+            rows = _smallest(self.row_buckets, rows)
+            return Shape(rows, 0, rows)
+        rows = _smallest(self.mixed_rows, rows)
+        return Shape(rows, _smallest(self.token_buckets, tokens), rows)
+
+    def ragged_rows(self, tokens: int) -> int:
+        """Bp, the chunks that a ragged section of `tokens` tokens has room for."""
+        return min(self.max_num_seqs, tokens)
+
+
+class Packer:
+    """Makes StepBatches and SamplingArrays for one engine.
+
+    num_blocks N and num_slots M are the out-of-range values of padding; table_width is P.
+    """
+
+    def __init__(self, buckets: Buckets, num_blocks: int, table_width: int, mesh: Mesh) -> None:
+        self.buckets = buckets
+        self.num_blocks = num_blocks
+        self.table_width = table_width
+        self._put = partial(jax.device_put, device=sharding(mesh))
+
+    def pack(self, plan: Plan, shape: Shape) -> StepBatch:
+        """The arrays of `plan`, padded to `shape`, on the device."""
+        chunks = plan.chunks
+        rows = self.buckets.ragged_rows(shape.tokens)
+        ends = np.cumsum([row.num_tokens for row in chunks], dtype=np.int32)
+        starts = np.full(rows + 1, ends[-1] if chunks else 0, np.int32)
+        starts[: len(chunks)] = ends - [row.num_tokens for row in chunks]
+        tokens = [row.request.tokens[row.start : row.end] for row in chunks]
+        batch = StepBatch(
+            decode_slots=self._slots(plan.decode, shape.decode_rows),
+            decode_tables=self._tables(plan.decode, shape.decode_rows),
+            tokens=_joined(tokens, shape.tokens),
+            positions=_joined([range(row.start, row.end) for row in chunks], shape.tokens),
+            query_starts=starts,
+            slots=self._slots(chunks, rows),
+            context_lens=_padded([row.end for row in chunks], rows),
+            tables=self._tables(chunks, rows),
+            logit_rows=_padded(
+                [*range(len(plan.decode))]
+                + [
+                    shape.decode_rows + int(end) - 1
+                    for row, end in zip(chunks, ends, strict=True)
+                    if row.samples
+                ],
+                shape.logit_rows,
+            ),
+        )
+        return self._put(batch)
+
+    def sampling(self, plan: Plan, shape: Shape) -> SamplingArrays:
+        """What the sampler needs for the plan's sampling rows, padded like the logit rows."""
+        rows = plan.sampling_rows
+        params = [row.request.params for row in rows]
+        padded = partial(_padded, size=shape.logit_rows)
+        arrays = SamplingArrays(
+            slots=self._slots(rows, shape.logit_rows),
+            num_prompt=padded([row.request.num_prompt for row in rows]),
+            seeds=padded([row.request.seed for row in rows], dtype=np.uint32),
+            temperature=padded([each.temperature for each in params], dtype=np.float32),
+            top_k=padded([each.top_k for each in params]),
+            top_p=padded([each.top_p for each in params], dtype=np.float32, fill=1),
+            min_p=padded([each.min_p for each in params], dtype=np.float32),
+        )
+        return self._put(arrays)
+
+    def targets(self, plan: Plan, shape: Shape) -> jax.Array:  # [Sp]
+        """The token that follows each token of the chunks, for scoring; 0 where none is known."""
+        pieces = []
+        for row in plan.chunks:
+            known = row.request.tokens[row.start + 1 : row.end + 1]
+            pieces.append(known + [0] * (row.num_tokens - len(known)))
+        return self._put(_joined(pieces, shape.tokens))
+
+    def _slots(self, rows: Sequence[Row], size: int) -> np.ndarray:  # [size]
+        slots = [row.request.slot for row in rows]
+        return _padded(slots, size, fill=self.buckets.max_num_seqs)
+
+    def _tables(self, rows: Sequence[Row], size: int) -> np.ndarray:  # [size, P]
+        tables = np.full((size, self.table_width), self.num_blocks, np.int32)
+        for table, row in zip(tables, rows, strict=False):
+            table[: len(row.request.block_ids)] = row.request.block_ids
+        return tables
+
+
+def _padded(
+    values: Sequence, size: int, dtype: np.typing.DTypeLike = np.int32, fill: float = 0
+) -> np.ndarray:  # [size]
+    array = np.full(size, fill, dtype)
+    array[: len(values)] = values
+    return array
+
+
+def _joined(pieces: Sequence[Sequence[int]], size: int) -> np.ndarray:  # [size]
+    return _padded(list(chain.from_iterable(pieces)), size)
+
+
+def _smallest(buckets: Sequence[int], least: int) -> int:
+    return buckets[bisect.bisect_left(buckets, least)]
+
+
+def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:
+    """The buckets below `most`, and `most` itself."""
+    return (*(bucket for bucket in buckets if bucket < most), most)

@@ -1,0 +1,262 @@
+"""Static descriptions of a model and of an engine: frozen, hashable, validated when made.
+
+Nothing here imports more than the standard library, so the scheduler's tests need no JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ROPE_TYPES = ("default", "llama3")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS = ("auto", "xla")
+ATTENTIONS_LATER = ("pallas", "pallas_interpret")
+KV_DTYPES_LATER = ("int8", "fp8")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Rotary embedding frequencies (RoFormer, arXiv 2104.09864; `llama3`: arXiv 2407.21783).
+
+    theta: base of the geometric series of wavelengths.
+    rope_type: "default", or "llama3", which divides the low frequencies by `factor` and blends
+        between `low_freq_factor` and `high_freq_factor` wavelengths per original context.
+    """
+
+    theta: float = 10000.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> RopeScaling:
+        """Read `rope_parameters` or `rope_scaling` (nested) and `rope_theta` (either place)."""
+        nested = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        rope_type = nested.get("rope_type") or nested.get("type") or "default"
+        if rope_type not in ROPE_TYPES:
+            raise NotImplementedError(
+                f"rope type {rope_type!r} is not supported yet; supported: {', '.join(ROPE_TYPES)}"
+            )
+        for source in (nested, config):
+            if source.get("partial_rotary_factor") not in (None, 1, 1.0):
+                raise NotImplementedError(
+                    f"partial_rotary_factor={source['partial_rotary_factor']} is not supported; "
+                    "a LLaMA rotates the whole head"
+                )
+        theta = nested.get("rope_theta") or config.get("rope_theta") or cls.theta
+        if rope_type == "default":
+            return cls(theta=_positive("rope_theta", theta))
+        required = (
+            "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+        )  # fmt: skip
+        missing = [name for name in required if nested.get(name) is None]
+        if missing:
+            raise ValueError(f"rope type 'llama3' needs {', '.join(missing)} in its parameters")
+        numbers = {name: _positive(name, nested[name]) for name in required}
+        numbers["original_max_position_embeddings"] = int(nested[required[3]])
+        return cls(theta=_positive("rope_theta", theta), rope_type="llama3", **numbers)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of one LLaMA-architecture model. Names follow Hugging Face, counts are `num_*`.
+
+    Letters in the shapes of the whole project: L = num_layers, E = hidden_size, H = num_heads,
+    K = num_kv_heads, G = H / K, D = head_dim, F = intermediate_size, V = vocab_size.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    model_type: str = "llama"
+    rms_norm_eps: float = 1e-6
+    rope: RopeScaling = RopeScaling()
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    initializer_range: float = 0.02
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+            "num_kv_heads", "head_dim", "max_position_embeddings",
+        ):  # fmt: skip
+            _positive_int(name, getattr(self, name))
+        _positive("rms_norm_eps", self.rms_norm_eps)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
+
+    @property
+    def group_size(self) -> int:
+        """G, the query heads that share one kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """Make a ModelConfig from a Hugging Face `config.json` as a dict.
+
+        `eos_token_id` of `generation_config` wins over the one of `config`, as in Hugging Face.
+        Raises ValueError for a missing or impossible value and NotImplementedError for an
+        architecture choice that would change the mathematics.
+        """
+        _refuse_other_mathematics(config)
+        heads = _required(config, "num_attention_heads")
+        hidden = _required(config, "hidden_size")
+        eos = (generation_config or {}).get("eos_token_id")
+        return cls(
+            model_type=config.get("model_type") or "llama",
+            vocab_size=_required(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_required(config, "intermediate_size"),
+            num_layers=_required(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=_or(config.get("num_key_value_heads"), heads),
+            head_dim=_or(config.get("head_dim"), hidden // heads),
+            rms_norm_eps=_or(config.get("rms_norm_eps"), cls.rms_norm_eps),
+            rope=RopeScaling.from_hf(config),
+            max_position_embeddings=_or(
+                config.get("max_position_embeddings"), cls.max_position_embeddings
+            ),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings") or False),
+            attention_bias=bool(config.get("attention_bias") or False),
+            mlp_bias=bool(config.get("mlp_bias") or False),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=_token_ids(config.get("eos_token_id") if eos is None else eos),
+            initializer_range=_or(config.get("initializer_range"), cls.initializer_range),
+            dtype=config.get("dtype") or config.get("torch_dtype"),
+        )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of an engine; the meanings are on the page of the public contract (README).
+
+    `None` means "chosen when the engine is made, from the model and the device".
+    `mesh` is a `jax.sharding.Mesh` with an axis `tp`, or None for one device.
+    `steps_in_flight` is 1 (schedule step n+1 before the tokens of step n are read) or 0.
+    """
+
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool | None = None
+    attention: str = "auto"
+    mesh: Hashable | None = None
+    seed: int = 0
+    compilation_cache_dir: str | None = None
+    steps_in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        _positive_int("block_size", self.block_size)
+        _positive_int("max_num_seqs", self.max_num_seqs)
+        for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "max_num_batched_tokens"):
+            if getattr(self, name) is not None:
+                _positive_int(name, getattr(self, name))
+        if not 0 < _finite("gpu_memory_utilization", self.gpu_memory_utilization) <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]"
+            )
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES, later=KV_DTYPES_LATER)
+        _one_of("attention", self.attention, ATTENTIONS, later=ATTENTIONS_LATER)
+        if self.enable_prefix_caching:
+            raise NotImplementedError("enable_prefix_caching=True is not supported yet; use None")
+        check_seed(self.seed)
+        if self.steps_in_flight not in (0, 1):
+            raise ValueError(f"steps_in_flight={self.steps_in_flight} must be 0 or 1")
+
+
+def check_dtype(name: str, value: str) -> str:
+    """Return `value` when it names a supported data type, else raise ValueError."""
+    return _one_of(name, value, DTYPES)
+
+
+def check_seed(value: int) -> int:
+    """Return `value` when it is an int in [0, 2**32), else raise ValueError.
+
+    Larger seeds are refused because a 32-bit key would fold them onto smaller ones.
+    """
+    if not _is_int(value) or not 0 <= value < 2**32:
+        raise ValueError(f"seed={value!r} must be an int with 0 <= seed < 2**32")
+    return value
+
+
+def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise NotImplementedError(
+            f"quantization_config with quant_method={method!r} cannot be read; "
+            "convert an unquantised checkpoint, or a GGUF file"
+        )
+    if config.get("hidden_act") not in (None, "silu", "swish"):
+        raise NotImplementedError(f"hidden_act={config['hidden_act']!r}; supported: 'silu'")
+
+
+def _one_of(name: str, value: str, supported: tuple[str, ...], later: tuple[str, ...] = ()) -> str:
+    listed = ", ".join(repr(each) for each in supported)
+    if value in later:
+        raise NotImplementedError(f"{name}={value!r} is not supported yet; supported: {listed}")
+    if value not in supported:
+        raise ValueError(f"{name}={value!r} is unknown; supported: {listed}")
+    return value
+
+
+def _required(config: Mapping[str, Any], name: str) -> Any:
+    if config.get(name) is None:
+        raise ValueError(f"the model's config has no {name!r}")
+    return config[name]
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive_int(name: str, value: Any) -> int:
+    if not _is_int(value) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an int of at least 1")
+    return value
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    return float(value)
+
+
+def _positive(name: str, value: Any) -> float:
+    if _finite(name, value) <= 0:
+        raise ValueError(f"{name}={value!r} must be positive")
+    return float(value)
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if _is_int(value) else tuple(value)  # type: ignore[arg-type, return-value]

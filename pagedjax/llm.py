@@ -1,0 +1,186 @@
+"""The facade people start with: a checkpoint in, completions out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from pagedjax import text
+from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.convert import load_checkpoint
+from pagedjax.engine import Engine
+from pagedjax.intake import Prompt
+from pagedjax.params import Params
+from pagedjax.request import CompletionOutput, Request, RequestOutput, SamplingParams
+
+Messages = Sequence[dict[str, str]]
+OnError = Literal["raise", "return"]
+
+
+class LLM:
+    """A model with its engine.
+
+    model: a converted folder, a Hugging Face folder, a .gguf file, or a hub id.
+    dtype: of the params: "auto", "float32", "bfloat16" or "float16".
+    options: the fields of EngineConfig.
+
+        llm = LLM("SmolLM2")
+        print(llm.generate("The capital of France is")[0].outputs[0].text)
+    """
+
+    def __init__(self, model: str | Path, dtype: str = "auto", **options: Any) -> None:
+        config = _engine_config(options)
+        model_config, params, tokenizer = load_checkpoint(model, dtype, config.mesh)  # type: ignore[arg-type]
+        self.engine = Engine(model_config, params, config, tokenizer)
+        self._num_requests = 0
+
+    @classmethod
+    def from_params(
+        cls, model_config: ModelConfig, params: Params, tokenizer: Any = None, **options: Any
+    ) -> LLM:
+        """The facade over params that are already in this process; they are not copied."""
+        llm = cls.__new__(cls)
+        llm.engine = Engine(model_config, params, _engine_config(options), tokenizer)
+        llm._num_requests = 0
+        return llm
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the outputs are in the order of the prompts.
+
+        prompts: one text or list of token ids, or a list of those.
+        sampling_params: None for the defaults, one for all, or one per prompt.
+        on_error: everything is checked before any work. "raise": one ValueError names every bad
+            index and why. "return": the good ones run, and a bad one's output has finish_reason
+            "error" and the message as its stop_reason.
+        """
+        one = isinstance(prompts, str) or (len(prompts) > 0 and _is_int(prompts[0]))
+        listed = [prompts] if one else list(prompts)
+        return self._complete(listed, lambda prompt: prompt, sampling_params, use_tqdm, on_error)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list, by the checkpoint's own chat template.
+
+        messages: dicts with "role" and "content". The rest is as in `generate`.
+        """
+        one = len(messages) > 0 and isinstance(messages[0], dict)
+        listed = [messages] if one else list(messages)
+        return self._complete(listed, self.encode_chat, sampling_params, use_tqdm, on_error)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield a snapshot whenever tokens arrive; closing the iterator aborts the request."""
+        request = self.engine.make_request(self._new_id(), prompt, sampling_params)
+        return self._run([request])
+
+    def compute_logprobs(self, token_lists: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """log p(token[i+1] | tokens[:i+1]) for each list: float32 arrays of length len - 1."""
+        return self.engine.compute_logprobs(token_lists)
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation by the model's template, ready for the answer."""
+        if self.engine.tokenizer is None:
+            raise ValueError("chat needs a tokenizer, and the model has none")
+        return text.encode_chat(self.engine.tokenizer, messages)
+
+    def _complete(
+        self,
+        prompts: Sequence[Any],
+        to_prompt: Callable[[Any], Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        on_error: OnError,
+    ) -> list[RequestOutput]:
+        if on_error not in ("raise", "return"):
+            raise ValueError(f"on_error={on_error!r} is unknown; supported: 'raise', 'return'")
+        requests: list[Request] = []
+        outputs: dict[str, RequestOutput] = {}
+        errors: dict[int, str] = {}
+        ids = [self._new_id() for _ in prompts]
+        for index, params in enumerate(_per_prompt(sampling_params, len(prompts))):
+            try:
+                prompt = to_prompt(prompts[index])
+                requests.append(self.engine.make_request(ids[index], prompt, params))
+            except ValueError as error:
+                errors[index] = str(error)
+                outputs[ids[index]] = _failed(ids[index], str(error))
+        if errors and on_error == "raise":
+            raise ValueError("; ".join(f"prompt {i}: {error}" for i, error in errors.items()))
+        with tqdm(total=len(requests), desc="generate", unit="req", disable=not use_tqdm) as bar:
+            for output in self._run(requests):
+                if output.finished:
+                    outputs[output.request_id] = output
+                    bar.update()
+        return [outputs[each] for each in ids]
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+        """Queue the requests and yield their outputs; others' outputs are left for others.
+
+        However the iterator ends, none of the requests stays behind.
+        """
+        alive = {request.id for request in requests}
+        try:
+            for request in requests:
+                self.engine.queue_request(request)
+            while alive:
+                outputs = self.engine.step()
+                mine = [output for output in outputs if output.request_id in alive]
+                self.engine.unread([each for each in outputs if each.request_id not in alive])
+                alive -= {output.request_id for output in mine if output.finished}
+                yield from mine
+        finally:
+            for request_id in alive:
+                self.engine.abort_request(request_id)
+
+    def _new_id(self) -> str:
+        self._num_requests += 1
+        return f"llm-{self._num_requests - 1}"
+
+
+def _engine_config(options: dict[str, Any]) -> EngineConfig:
+    known = [each.name for each in fields(EngineConfig)]
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(unknown)}; options: {', '.join(known)}")
+    return EngineConfig(**options)
+
+
+def _per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(
+            f"{len(params)} sampling_params for {count} prompts; give one, or one each"
+        )
+    return list(params)
+
+
+def _failed(request_id: str, message: str) -> RequestOutput:
+    completion = CompletionOutput(
+        index=0, token_ids=[], text="", delta_token_ids=[], delta_text="",
+        finish_reason="error", stop_reason=message,
+    )  # fmt: skip
+    return RequestOutput(request_id, prompt_token_ids=[], outputs=[completion], finished=True)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer)

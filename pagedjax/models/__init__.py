@@ -1,0 +1,40 @@
+"""Model families, one module each, named by Hugging Face's `model_type`.
+
+A family module has `param_rules`, `forward`, `logits`, and the names that its tensors have in
+Hugging Face and GGUF files, so that a new family is one new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import jax
+from jax.typing import DTypeLike
+
+from pagedjax.config import ModelConfig
+from pagedjax.params import Params, init_leaves
+
+
+def supported() -> list[str]:
+    """Names of the families in this folder."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def family(model_type: str) -> ModuleType:
+    """The module of `model_type`; NotImplementedError names what is supported."""
+    if model_type not in supported():
+        raise NotImplementedError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(supported())}"
+        )
+    return importlib.import_module(f"{__name__}.{model_type}")
+
+
+def init_params(config: ModelConfig, key: jax.Array, dtype: DTypeLike = "float32") -> Params:
+    """Random params of the documented structure: normal matrices with the config's
+    `initializer_range`, norms of one, zero biases. `key` is a `jax.random.key`.
+    """
+    return init_leaves(
+        family(config.model_type).param_rules(config), key, dtype, config.initializer_range
+    )

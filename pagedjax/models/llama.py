@@ -1,0 +1,199 @@
+"""LLaMA (arXiv 2302.13971, 2307.09288, 2407.21783) as a pure function over a params tree.
+
+Matrices are stored `[out, in]` and fused by kv head, as the public contract says:
+`{"embed": [V,E], "layers": ({"attn_norm": [E], "qkv": [K,G+2,D,E], "o": [E,K,G,D],
+"mlp_norm": [E], "gate_up": [2,F,E], "down": [E,F]}, ...), "norm": [E], "head": [V,E]}`, with
+`qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]`, `down_bias [E]` where the config asks
+for them and no `head` where embeddings are tied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from pagedjax.attention import AttentionInputs
+from pagedjax.config import ModelConfig
+from pagedjax.kv_cache import KVCache
+from pagedjax.layers import apply_rope, linear, rms_norm, rope_frequencies, rope_tables, swiglu
+from pagedjax.params import ParamRule, Params
+
+# (q [S,K,G,D], k [S,K,D], v [S,K,D], cache, layer, inputs) -> (out [S,K,G,D], cache)
+Attend = Callable[..., tuple[jax.Array, KVCache]]
+
+# Buffers that some checkpoints carry and that are recomputed from the config.
+SKIPPED_SOURCES = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rope\.freqs)$")
+
+# GGUF tensor name -> Hugging Face name, `{}` being the layer; `.weight` and `.bias` are kept.
+GGUF_ARCHITECTURE = "llama"
+GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}
+# llama.cpp interleaves the two rotary halves of these rows (weights and biases alike).
+GGUF_INTERLEAVED = ("q_proj", "k_proj")
+
+
+def param_rules(config: ModelConfig) -> tuple[ParamRule, ...]:
+    """One rule per leaf of the params tree, in the order of the forward pass."""
+    vocab, width = config.vocab_size, config.hidden_size
+    rules = [_plain(("embed",), "model.embed_tokens.weight", (vocab, width), "matrix")]
+    for layer in range(config.num_layers):
+        rules += _layer_rules(config, layer)
+    rules.append(_plain(("norm",), "model.norm.weight", (width,), "norm"))
+    if not config.tie_word_embeddings:
+        rules.append(_plain(("head",), "lm_head.weight", (vocab, width), "matrix"))
+    return tuple(rules)
+
+
+def _layer_rules(config: ModelConfig, layer: int) -> list[ParamRule]:
+    e, f, d = config.hidden_size, config.intermediate_size, config.head_dim
+    h, k, g = config.num_heads, config.num_kv_heads, config.group_size
+    at, hf = ("layers", layer), f"model.layers.{layer}"
+
+    def attention(kind: str, *inputs: int) -> ParamRule:
+        suffix = "weight" if kind == "matrix" else "bias"
+        return ParamRule(
+            path=(*at, "qkv" if kind == "matrix" else "qkv_bias"),
+            shape=(k, g + 2, d, *inputs),
+            sources=tuple(f"{hf}.self_attn.{name}_proj.{suffix}" for name in "qkv"),
+            source_shapes=((h * d, *inputs), (k * d, *inputs), (k * d, *inputs)),
+            assemble=lambda qkv: np.concatenate(
+                [each.reshape(k, -1, d, *inputs) for each in qkv], axis=1
+            ),
+            spec=P("tp"),
+            kind=kind,
+        )
+
+    def gate_up(kind: str, *inputs: int) -> ParamRule:
+        suffix = "weight" if kind == "matrix" else "bias"
+        return ParamRule(
+            path=(*at, "gate_up" if kind == "matrix" else "gate_up_bias"),
+            shape=(2, f, *inputs),
+            sources=tuple(f"{hf}.mlp.{name}_proj.{suffix}" for name in ("gate", "up")),
+            source_shapes=((f, *inputs),) * 2,
+            assemble=np.stack,
+            spec=P(None, "tp"),
+            kind=kind,
+        )
+
+    out = ParamRule(
+        path=(*at, "o"),
+        shape=(e, k, g, d),
+        sources=(f"{hf}.self_attn.o_proj.weight",),
+        source_shapes=((e, h * d),),
+        assemble=lambda sources: sources[0].reshape(e, k, g, d),
+        spec=P(None, "tp"),
+        kind="matrix",
+    )
+    rules = [
+        _plain((*at, "attn_norm"), f"{hf}.input_layernorm.weight", (e,), "norm"),
+        attention("matrix", e),
+        out,
+        _plain((*at, "mlp_norm"), f"{hf}.post_attention_layernorm.weight", (e,), "norm"),
+        gate_up("matrix", e),
+        _plain((*at, "down"), f"{hf}.mlp.down_proj.weight", (e, f), "matrix", P(None, "tp")),
+    ]
+    if config.attention_bias:
+        rules.append(attention("bias"))
+        rules.append(_plain((*at, "o_bias"), f"{hf}.self_attn.o_proj.bias", (e,), "bias"))
+    if config.mlp_bias:
+        rules.append(gate_up("bias"))
+        rules.append(_plain((*at, "down_bias"), f"{hf}.mlp.down_proj.bias", (e,), "bias"))
+    return rules
+
+
+def _plain(
+    path: tuple[str | int, ...], source: str, shape: tuple[int, ...], kind: str, spec: P = P()
+) -> ParamRule:
+    return ParamRule(path, shape, (source,), (shape,), _only, spec, kind)
+
+
+def _only(sources: Sequence[Any]) -> Any:
+    return sources[0]
+
+
+def forward(
+    config: ModelConfig,
+    params: Params,
+    tokens: jax.Array,  # [S]
+    positions: jax.Array,  # [S]
+    cache: KVCache,
+    attend: Attend,
+    inputs: AttentionInputs,
+) -> tuple[jax.Array, KVCache]:  # [S, E] float32
+    """All layers: hidden states before the last norm, and the cache with the tokens' keys.
+
+    One inner-jitted function serves every layer with a traced index, so that the layer is traced
+    and lowered once. The residual stream is float32.
+    """
+    frequencies = rope_frequencies(config.rope, config.head_dim)
+    rotation = rope_tables(positions, frequencies)
+    layer = jax.jit(partial(_layer, config, attend))
+    with jax.named_scope("embed"):
+        x = params["embed"][tokens].astype(jnp.float32)
+    for index, weights in enumerate(params["layers"]):
+        x, cache = layer(weights, x, cache, jnp.int32(index), rotation, inputs)
+    return x, cache
+
+
+def logits(
+    config: ModelConfig,
+    params: Params,
+    hidden: jax.Array,  # [R, E] float32
+) -> jax.Array:  # [R, V] float32
+    """Last norm and head; the head is the embedding when they are tied."""
+    with jax.named_scope("head"):
+        x = rms_norm(hidden, params["norm"], config.rms_norm_eps)
+        return linear(x, params["embed" if config.tie_word_embeddings else "head"])
+
+
+def _layer(
+    config: ModelConfig,
+    attend: Attend,
+    weights: dict[str, jax.Array],
+    x: jax.Array,  # [S, E]
+    cache: KVCache,
+    index: jax.Array,  # scalar
+    rotation: tuple[jax.Array, jax.Array],
+    inputs: AttentionInputs,
+) -> tuple[jax.Array, KVCache]:
+    group = config.group_size
+    with jax.named_scope("attention"):
+        normed = rms_norm(x, weights["attn_norm"], config.rms_norm_eps)
+        qkv = linear(normed, weights["qkv"], weights.get("qkv_bias"))  # [S, K, G + 2, D]
+        rotated = _rotate(qkv[:, :, : group + 1], rotation).astype(normed.dtype)
+        q, k = rotated[:, :, :group], rotated[:, :, group]
+        v = qkv[:, :, group + 1].astype(normed.dtype)
+        out, cache = attend(q, k, v, cache, index, inputs)  # [S, K, G, D]
+        x = x + linear(out, weights["o"], weights.get("o_bias"))
+    with jax.named_scope("mlp"):
+        normed = rms_norm(x, weights["mlp_norm"], config.rms_norm_eps)
+        gate_up = linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
+        x = x + linear(swiglu(gate_up), weights["down"], weights.get("down_bias"))
+    return x, cache
+
+
+def _rotate(
+    heads: jax.Array,  # [S, K, G + 1, D]
+    rotation: tuple[jax.Array, jax.Array],
+) -> jax.Array:
+    flat = heads.reshape(heads.shape[0], -1, heads.shape[-1])
+    return apply_rope(flat, *rotation).reshape(heads.shape)

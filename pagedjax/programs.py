@@ -1,0 +1,104 @@
+"""The compiled programs of one engine: each compiled once per shape, ahead of its first run.
+
+Compiling ahead of time makes the number of compilations a fact that can be counted, tells the
+temporary memory of a step before the pool is allocated, and lets `warmup` compile without running.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from pagedjax import step
+from pagedjax.batch import Shape, StepBatch
+from pagedjax.params import Params
+from pagedjax.sampler import SamplingArrays
+from pagedjax.step import EngineState, StepConfig
+
+
+class Programs:
+    """Forward, sample and score for one StepConfig."""
+
+    def __init__(self, config: StepConfig) -> None:
+        self._forward = jax.jit(partial(step.forward, config), donate_argnums=1)
+        self._sample = {
+            greedy: jax.jit(partial(step.sample, config, greedy), donate_argnums=1)
+            for greedy in (True, False)
+        }
+        self._score = jax.jit(partial(step.score, config))
+        self._compiled: dict[tuple, jax.stages.Compiled] = {}
+        self.seconds: dict[tuple, float] = {}
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs compiled so far."""
+        return len(self._compiled)
+
+    def forward(self, params: Params, state: EngineState, batch: StepBatch) -> Any:
+        """See `step.forward`. The state is donated."""
+        key = ("forward", *_shape(batch))
+        return self._compile(key, self._forward, params, state, batch)(params, state, batch)
+
+    def sample(
+        self, params: Params, state: EngineState, hidden: Any, arrays: SamplingArrays, greedy: bool
+    ) -> Any:
+        """See `step.sample`. The slots' tokens are donated."""
+        args = (_outer(params), state.tokens, state.lengths, hidden, arrays)
+        return self._compile(_sample_key(hidden, greedy), self._sample[greedy], *args)(*args)
+
+    def score(self, params: Params, hidden: Any, targets: jax.Array) -> Any:
+        """See `step.score`."""
+        args = (_outer(params), hidden, targets)
+        return self._compile(("score", hidden.shape[0]), self._score, *args)(*args)
+
+    def warm(
+        self, params: Params, state: EngineState, batch: StepBatch, arrays: SamplingArrays
+    ) -> None:
+        """Compile all programs for the shape of `batch`, without running them."""
+        forward = self._compile(("forward", *_shape(batch)), self._forward, params, state, batch)
+        _, chunks, hidden = forward.out_info
+        slots = (_outer(params), state.tokens, state.lengths)
+        for greedy, function in self._sample.items():
+            self._compile(_sample_key(hidden, greedy), function, *slots, hidden, arrays)
+        if batch.tokens.size:
+            targets = jax.ShapeDtypeStruct(batch.tokens.shape, batch.tokens.dtype)
+            self._compile(("score", chunks.shape[0]), self._score, slots[0], chunks, targets)
+
+    def temporary_bytes(self, params: Params, state: Any, batch: StepBatch) -> int:
+        """Memory that a forward of this shape needs beyond its arguments; state may be abstract."""
+        compiled = self._forward.lower(params, state, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    def _compile(self, key: tuple, function: Any, *args: Any) -> jax.stages.Compiled:
+        if key not in self._compiled:
+            start = time.perf_counter()
+            self._compiled[key] = function.lower(*args).compile()
+            self.seconds[key] = time.perf_counter() - start
+        return self._compiled[key]
+
+
+def _shape(batch: StepBatch) -> Shape:
+    return Shape(batch.decode_slots.shape[0], batch.tokens.shape[0], batch.logit_rows.shape[0])
+
+
+def _sample_key(hidden: Any, greedy: bool) -> tuple:
+    return ("sample", "greedy" if greedy else "random", hidden.shape[0])
+
+
+def use_compilation_cache(folder: str | None) -> None:
+    """Keep compiled programs in `folder`, for this whole process; None changes nothing."""
+    if folder is None:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # a cache that was opened before keeps its old folder
+
+
+def _outer(params: Params) -> Params:
+    """Without the layers, which the head does not read."""
+    return {name: leaf for name, leaf in params.items() if name != "layers"}

@@ -1,0 +1,145 @@
+"""The device side of an engine: params, state and compiled programs; plans in, arrays out.
+
+It dispatches and never waits: what it returns are device arrays that the engine reads later.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from pagedjax import attention, models
+from pagedjax.batch import Buckets, Packer
+from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.kv_cache import block_bytes, choose_num_blocks
+from pagedjax.mesh import make_mesh
+from pagedjax.params import Params, check_arrays, check_params
+from pagedjax.programs import Programs, use_compilation_cache
+from pagedjax.scheduler import Plan
+from pagedjax.stats import CompileReport
+from pagedjax.step import EngineState, StepConfig, make_state
+
+CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
+GPU_TOKEN_BUDGET = 2048
+
+
+class InFlight(NamedTuple):
+    """A dispatched step whose results the host has not read."""
+
+    plan: Plan
+    tokens: jax.Array | None  # [R], the first ones are those of plan.sampling_rows
+    scores: jax.Array | None  # [Sp]
+
+
+class Runner:
+    """Runs plans on the pool of one mesh.
+
+    num_blocks: N of the pool. buckets: the shapes that steps are padded to.
+    """
+
+    def __init__(self, model: ModelConfig, params: Params, config: EngineConfig) -> None:
+        check_arrays(params)
+        check_params(models.family(model.model_type).param_rules(model), params)
+        use_compilation_cache(config.compilation_cache_dir)
+        mesh = make_mesh(config.mesh)  # type: ignore[arg-type]
+        self.params = params
+        self.max_model_len = _max_model_len(config, model)
+        self.buckets = Buckets(config.max_num_seqs, _token_budget(config, mesh))
+        self._config = config
+        self._step_config = StepConfig(model, mesh, attention.resolve(config.attention))
+        self._programs = Programs(self._step_config)
+        self.num_blocks = self._choose_num_blocks()
+        self._packer = self._make_packer(self.num_blocks)
+        self._state = self._make_state(self.num_blocks)
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs compiled so far."""
+        return self._programs.num_compilations
+
+    def dispatch(self, plan: Plan) -> InFlight:
+        """Start a step and return at once."""
+        shape = self.buckets.fit(plan)
+        batch = self._packer.pack(plan, shape)
+        self._state, chunk_hidden, hidden = self._programs.forward(self.params, self._state, batch)
+        tokens = scores = None
+        rows = plan.sampling_rows
+        if rows:
+            arrays = self._packer.sampling(plan, shape)
+            greedy = all(row.request.params.temperature == 0 for row in rows)
+            slot_tokens, tokens = self._programs.sample(
+                self.params, self._state, hidden, arrays, greedy
+            )
+            self._state = self._state.replace(tokens=slot_tokens)
+            tokens.copy_to_host_async()
+        if any(row.request.score for row in plan.chunks):
+            targets = self._packer.targets(plan, shape)
+            scores = self._programs.score(self.params, chunk_hidden, targets)
+        return InFlight(plan, tokens, scores)
+
+    def recover(self) -> None:
+        """After a failed dispatch: an empty state, if the old one was lost to donation."""
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            self._state = None  # type: ignore[assignment]  # frees the rest before the new pool
+            self._state = self._make_state(self.num_blocks)
+
+    def warmup(self) -> CompileReport:
+        """Compile every shape that `dispatch` can need, without running one."""
+        start = time.perf_counter()
+        before = self._programs.num_compilations
+        empty = Plan([], [])
+        for shape in self.buckets.shapes():
+            batch, arrays = self._packer.pack(empty, shape), self._packer.sampling(empty, shape)
+            self._programs.warm(self.params, self._state, batch, arrays)
+        report = list(self._programs.seconds.items())[before:]
+        return CompileReport(
+            shapes=tuple(" ".join(map(str, key)) for key, _ in report),
+            seconds=tuple(seconds for _, seconds in report),
+            total_seconds=time.perf_counter() - start,
+        )
+
+    @property
+    def _kv_dtype(self) -> str:
+        name = self._config.kv_cache_dtype
+        return str(self.params["embed"].dtype) if name == "auto" else name
+
+    def _make_state(self, num_blocks: int) -> EngineState:
+        config = self._config
+        return make_state(
+            self._step_config, num_blocks, config.block_size, self._kv_dtype, config.max_num_seqs
+        )
+
+    def _make_packer(self, num_blocks: int) -> Packer:
+        width = -(-self.max_model_len // self._config.block_size)
+        return Packer(self.buckets, num_blocks, width, self._step_config.mesh)
+
+    def _choose_num_blocks(self) -> int:
+        config, model = self._config, self._step_config.model
+        one = block_bytes(model, config.block_size, self._kv_dtype)
+        device = self._step_config.mesh.devices.flat[0]
+        return choose_num_blocks(config, one, self.max_model_len, device, self.temporary_bytes)
+
+    def temporary_bytes(self) -> int:
+        """Temporaries of the largest step; they do not depend on the size of the pool."""
+        some: Any = 2
+        batch = self._make_packer(some).pack(Plan([], []), self.buckets.shapes()[-1])
+        state = jax.eval_shape(partial(self._make_state, some))
+        return self._programs.temporary_bytes(self.params, state, batch)
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    most = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ValueError(
+            f"max_model_len={config.max_model_len} exceeds the {most} positions that the model "
+            "was made for"
+        )
+    return config.max_model_len or most
+
+
+def _token_budget(config: EngineConfig, mesh: jax.sharding.Mesh) -> int:
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return config.max_num_batched_tokens or (CPU_TOKEN_BUDGET if on_cpu else GPU_TOKEN_BUDGET)

@@ -1,0 +1,85 @@
+"""Text in and out: encoding prompts, chat templates, and decoding tokens as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Tokens of the prompt that are decoded before the output, so that a tokenizer which treats the
+# first word of a text specially does not do so in the middle of one.
+CONTEXT_TOKENS = 6
+REPLACEMENT = "\ufffd"
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a raw prompt, with one beginning-of-sequence token if the tokenizer adds one.
+
+    A text that spells that token out itself does not get a second one.
+    """
+    ids = _ids(tokenizer.encode(text))
+    bos = getattr(tokenizer, "bos_token_id", None)
+    if bos is not None and ids[:2] == [bos, bos]:
+        return ids[1:]
+    return ids
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation by the tokenizer's own template, ready for the answer.
+
+    The template runs in jinja2's sandbox. Raises ValueError when there is no template, or when
+    the template refuses the conversation.
+    """
+    from jinja2 import TemplateError
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("the tokenizer has no chat template; use generate with a plain prompt")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=False
+        )
+    except TemplateError as error:
+        raise ValueError(f"the chat template refuses the conversation: {error}") from error
+    return _ids(tokenizer.encode(text, add_special_tokens=False))
+
+
+class Detokenizer:
+    """Decodes a growing list of tokens so that the pieces add up to the one-shot decode.
+
+    A piece is released once its characters are complete: while the text ends in an unfinished
+    UTF-8 sequence, it is held back until later tokens finish it or the output ends. Each piece is
+    decoded with the one before it as context, so the work per token does not grow.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        context = list(prompt_ids[-CONTEXT_TOKENS:])
+        # A character cut by the end of the prompt belongs to neither side: start afresh after it.
+        self._ids = [] if self._decode(context).endswith(REPLACEMENT) else context
+        self._context_end = len(self._ids)
+        self.text = ""
+
+    def append(self, token_ids: Sequence[int], final: bool = False) -> str:
+        """The text that became certain with these tokens; `final` releases all that is held."""
+        self._ids += token_ids
+        whole = self._decode(self._ids)
+        if whole.endswith(REPLACEMENT) and not final:
+            return ""
+        piece = whole[len(self._decode(self._ids[: self._context_end])) :]
+        # What was new becomes the context of what comes next. Tokens without text (special ones)
+        # cannot serve as context, so the old one stays until there is some.
+        if piece:
+            self._ids = self._ids[self._context_end :]
+        self._context_end = len(self._ids)
+        self.text += piece
+        return piece
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+
+def _ids(encoded: Any) -> list[int]:
+    """Ids of what `encode` returned: a list, or an Encoding of the tokenizers package."""
+    return list(getattr(encoded, "ids", encoded))

@@ -1,0 +1,258 @@
+"""The ops in plain XLA, for any backend: the CPU's path and the GPU's baseline.
+
+Attention walks the block tables in groups of pages with an online softmax (arXiv 1805.02867), so
+temporaries stay small and the trip count follows the longest context without a new compilation.
+Groups hold a fixed number of tokens at absolute positions: what a row computes does not depend
+on its neighbours. Steps past a row's own context leave its result bit for bit as it was.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+NEGATIVE = -1e30  # finite, so that a fully masked row gives zeros and not NaN
+GROUP_TOKENS = 128  # keys per step of the loop
+TILE_QUERIES = 32  # queries of one row that share a walk over its pages
+TILES_AT_ONCE = 4
+ROWS_AT_ONCE = 16
+
+
+def paged_decode(
+    q: jax.Array,  # [B, H, D]
+    k_pool: jax.Array,  # [L, N, K, T, D]
+    v_pool: jax.Array,  # [L, N, K, T, D]
+    layer: jax.Array,  # scalar
+    block_tables: jax.Array,  # [B, P]
+    context_lens: jax.Array,  # [B]
+    *,
+    scale: float,
+) -> jax.Array:  # [B, H, D]
+    """One query a row, at the last position of its context; rows of length 0 return zeros."""
+    rows, heads, width = q.shape
+    kv_heads = k_pool.shape[2]
+    out = _attend_in_batches(
+        q.reshape(rows, kv_heads, heads // kv_heads, width), k_pool, v_pool, layer, block_tables,
+        table_rows=jnp.arange(rows, dtype=jnp.int32),
+        query_positions=context_lens[:, None] - 1,
+        context_lens=context_lens,
+        num_tiles=jnp.int32(rows),
+        at_once=ROWS_AT_ONCE,
+        scale=scale,
+    )  # fmt: skip
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def paged_prefill(
+    q: jax.Array,  # [S, H, D]
+    k_pool: jax.Array,  # [L, N, K, T, D]
+    v_pool: jax.Array,  # [L, N, K, T, D]
+    layer: jax.Array,  # scalar
+    block_tables: jax.Array,  # [B, P]
+    context_lens: jax.Array,  # [B]
+    query_starts: jax.Array,  # [B + 1]
+    *,
+    scale: float,
+) -> jax.Array:  # [S, H, D]
+    """Causal attention of ragged queries over paged keys; see `reference.paged_prefill`.
+
+    Each row's queries are cut into tiles; groups of tiles walk the pages together up to the
+    furthest query among them.
+    """
+    tokens, heads, width = q.shape
+    kv_heads = k_pool.shape[2]
+    group = heads // kv_heads
+    tile_rows, tile_starts, num_tiles = _tiles(query_starts, tokens)
+    queries = (
+        tile_starts[:, None] + jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
+    )  # [tiles, TILE_QUERIES]
+    ends = query_starts[tile_rows + 1]
+    positions = context_lens[tile_rows][:, None] - (ends[:, None] - queries)
+    positions = jnp.where(queries < ends[:, None], positions, -1)
+    tiled = jnp.take(q, queries, axis=0, mode="clip")
+    tiled = tiled.reshape(-1, TILE_QUERIES, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
+    tiled = tiled.reshape(-1, kv_heads, TILE_QUERIES * group, width)
+    out = _attend_in_batches(
+        tiled, k_pool, v_pool, layer, block_tables,
+        table_rows=tile_rows,
+        query_positions=positions,
+        context_lens=jnp.minimum(context_lens[tile_rows], positions.max(axis=1) + 1),
+        num_tiles=num_tiles,
+        at_once=TILES_AT_ONCE,
+        scale=scale,
+    )  # fmt: skip
+    out = out.reshape(-1, kv_heads, TILE_QUERIES, group, width)
+    rows, tiles, lanes = _tile_of_each_token(query_starts, tokens)
+    out = out[tiles, :, lanes].reshape(q.shape)
+    inside = jnp.arange(tokens) < query_starts[-1]
+    return jnp.where(inside[:, None, None], out, 0).astype(q.dtype)
+
+
+def write_kv(
+    pool: jax.Array,  # [L, N, K, T, D]
+    layer: jax.Array,  # scalar
+    blocks: jax.Array,  # [S]
+    offsets: jax.Array,  # [S]
+    values: jax.Array,  # [S, K, D]
+) -> jax.Array:  # [L, N, K, T, D]
+    """Put the values at (layer, block, :, offset); blocks >= N are dropped.
+
+    Padding must be N or more and never -1: a negative index counts from the end, and would
+    overwrite the last block.
+    """
+    return pool.at[layer, blocks, :, offsets].set(values.astype(pool.dtype), mode="drop")
+
+
+def _attend_in_batches(
+    q: jax.Array,  # [tiles, K, M, D]
+    k_pool: jax.Array,  # [L, N, K, T, D]
+    v_pool: jax.Array,  # [L, N, K, T, D]
+    layer: jax.Array,  # scalar
+    block_tables: jax.Array,  # [B, P]
+    *,
+    table_rows: jax.Array,  # [tiles]
+    query_positions: jax.Array,  # [tiles, M / heads per query]
+    context_lens: jax.Array,  # [tiles]
+    num_tiles: jax.Array,  # scalar; tiles past it are not computed and are zeros
+    at_once: int,
+    scale: float,
+) -> jax.Array:  # [tiles, K, M, D] float32
+    """`_attend` for `at_once` tiles at a time, each batch up to its own longest context.
+
+    Small batches keep the gathered pages in the CPU's cache and waste less on short rows.
+    """
+    count = q.shape[0]
+    tables = _whole_groups(block_tables, k_pool)
+    attend = partial(_attend, k_pool=k_pool, v_pool=v_pool, layer=layer, scale=scale)
+    if count <= at_once:
+        return attend(q, tables=tables[table_rows], query_positions=query_positions,
+                      context_lens=context_lens)  # fmt: skip
+    q, table_rows, query_positions, context_lens = (
+        jnp.pad(each, [(0, -count % at_once)] + [(0, 0)] * (each.ndim - 1))
+        for each in (q, table_rows, query_positions, context_lens)
+    )
+
+    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * at_once
+        cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=at_once)
+        part = attend(cut(q), tables=tables[cut(table_rows)],
+                      query_positions=cut(query_positions), context_lens=cut(context_lens))  # fmt: skip
+        return lax.dynamic_update_slice_in_dim(out, part, first, 0)
+
+    batches = (num_tiles + at_once - 1) // at_once
+    return lax.fori_loop(0, batches, one_batch, jnp.zeros(q.shape, jnp.float32))[:count]
+
+
+def _attend(
+    q: jax.Array,  # [B, K, M, D]
+    *,
+    k_pool: jax.Array,  # [L, N, K, T, D]
+    v_pool: jax.Array,  # [L, N, K, T, D]
+    layer: jax.Array,  # scalar
+    tables: jax.Array,  # [B, P], P a multiple of the pages per group
+    query_positions: jax.Array,  # [B, M or M / G]; a query sees keys 0..position
+    context_lens: jax.Array,  # [B]; keys past it are never used, whatever they hold
+    scale: float,
+) -> jax.Array:  # [B, K, M, D] float32
+    pages = _pages_per_group(k_pool)
+    span = pages * k_pool.shape[3]
+    heads_per_query = q.shape[2] // query_positions.shape[1]
+    positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
+
+    def one_group(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        best, total, acc = carry
+        page_ids = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
+        keys = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
+        known = keys < context_lens[:, None]  # [B, span]
+        k = _gather(k_pool, layer, page_ids)
+        # Masking the weights is not enough: 0 x NaN of an unused page would be NaN.
+        v = jnp.where(known[:, None, :, None], _gather(v_pool, layer, page_ids), 0)
+        seen = (known[:, None] & (keys[None] <= positions[:, :, None]))[:, None]  # [B, 1, M, span]
+        scores = _batched(q, k, transpose=True) * scale
+        scores = jnp.where(seen, scores, NEGATIVE)
+        new_best = jnp.maximum(best, scores.max(axis=-1))
+        weights = jnp.where(seen, jnp.exp(scores - new_best[..., None]), 0)
+        shrink = jnp.exp(best - new_best)
+        acc = acc * shrink[..., None] + _batched(weights.astype(v.dtype), v, transpose=False)
+        return new_best, total * shrink + weights.sum(axis=-1), acc
+
+    start = (
+        jnp.full(q.shape[:-1], NEGATIVE, jnp.float32),
+        jnp.zeros(q.shape[:-1], jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
+    groups = (context_lens.max() + span - 1) // span
+    _, total, acc = lax.fori_loop(0, groups, one_group, start)
+    return acc / jnp.where(total == 0, 1, total)[..., None]
+
+
+def _batched(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array:
+    """[B,K,M,X] times [B,K,X,Y], or times [B,K,Y,X] transposed; one flat batch is fastest on CPU."""
+    batch, heads = left.shape[:2]
+    product = lax.dot_general(
+        left.reshape(batch * heads, *left.shape[2:]),
+        right.reshape(batch * heads, *right.shape[2:]),
+        (((2,), (2 if transpose else 1,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    return product.reshape(batch, heads, *product.shape[1:])
+
+
+def _gather(pool: jax.Array, layer: jax.Array, page_ids: jax.Array) -> jax.Array:
+    """Pages [B, pages] of one layer as [B, K, pages * T, D].
+
+    The pool is viewed as rows of whole pages, so that one take moves contiguous memory. A page id
+    of N (padding) is clipped or reads the next layer: what it holds is masked by the caller.
+    """
+    layers, blocks, kv_heads, size, width = pool.shape
+    flat = pool.reshape(layers * blocks, kv_heads * size * width)
+    taken = jnp.take(flat, layer * blocks + page_ids, axis=0, mode="clip")
+    taken = taken.reshape(*page_ids.shape, kv_heads, size, width).transpose(0, 2, 1, 3, 4)
+    return taken.reshape(page_ids.shape[0], kv_heads, page_ids.shape[1] * size, width)
+
+
+def _pages_per_group(pool: jax.Array) -> int:
+    return max(1, GROUP_TOKENS // pool.shape[3])
+
+
+def _whole_groups(block_tables: jax.Array, pool: jax.Array) -> jax.Array:
+    """Pad the tables with N to a whole number of page groups."""
+    missing = -block_tables.shape[1] % _pages_per_group(pool)
+    return jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=pool.shape[1])
+
+
+def _tiles(query_starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and first query of every tile, and the number of tiles in use.
+
+    There are enough tiles for any split of `tokens` queries over the rows; those past the number
+    in use hold no query.
+    """
+    rows = query_starts.shape[0] - 1
+    most = min(tokens, tokens // TILE_QUERIES + rows)
+    ends = _tile_ends(query_starts)
+    index = jnp.arange(most, dtype=jnp.int32)
+    row = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
+    row = jnp.minimum(row, rows - 1)
+    first = jnp.where(row > 0, ends[row - 1], 0)
+    return row, query_starts[row] + (index - first) * TILE_QUERIES, ends[-1]
+
+
+def _tile_ends(query_starts: jax.Array) -> jax.Array:
+    lengths = query_starts[1:] - query_starts[:-1]
+    return jnp.cumsum((lengths + TILE_QUERIES - 1) // TILE_QUERIES).astype(jnp.int32)
+
+
+def _tile_of_each_token(
+    query_starts: jax.Array, tokens: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row, tile and place in the tile of every query token; those of no row get the last row's."""
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    row = jnp.searchsorted(query_starts[1:], token, side="right", method="compare_all")
+    row = jnp.minimum(row.astype(jnp.int32), query_starts.shape[0] - 2)
+    ends = _tile_ends(query_starts)
+    first = jnp.where(row > 0, ends[row - 1], 0)
+    inside = token - query_starts[row]
+    return row, first + inside // TILE_QUERIES, inside % TILE_QUERIES

@@ -1,0 +1,103 @@
+"""LLaMA's forward pass in numpy float64: the oracle of the tests, naive on purpose.
+
+Written from the equations of the architecture, on the Hugging Face config dict and tensors alone;
+it shares no code with the engine, so that the two cannot be wrong in the same way.
+
+Letters: S positions, E model width, F ffn width, H query heads, K kv heads, D head dim, V vocab.
+"""
+
+import numpy as np
+
+
+def forward(
+    config: dict, tensors: dict[str, np.ndarray], token_ids: list[int] | np.ndarray
+) -> np.ndarray:
+    """Return the logits [S, V], float64, of the sequence `token_ids` [S] from position 0."""
+    weights = {name: np.asarray(value, np.float64) for name, value in tensors.items()}
+    eps = config["rms_norm_eps"]
+    embedding = weights["model.embed_tokens.weight"]
+    x = embedding[np.asarray(token_ids)]  # [S, E]
+    for layer in range(config["num_hidden_layers"]):
+        w = _below(weights, f"model.layers.{layer}.")
+        x = x + _attention(config, w, _rms_norm(x, w["input_layernorm.weight"], eps))
+        x = x + _mlp(w, _rms_norm(x, w["post_attention_layernorm.weight"], eps))
+    x = _rms_norm(x, weights["model.norm.weight"], eps)
+    head = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
+    return x @ head.T
+
+
+def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Causal grouped-query attention over x [S, E], one query head after the other."""
+    positions, heads = len(x), config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    omega = inverse_frequencies(config)  # [D / 2]
+    q = _rotate(_linear(w, "self_attn.q_proj", x).reshape(positions, heads, -1), omega)
+    k = _rotate(_linear(w, "self_attn.k_proj", x).reshape(positions, kv_heads, -1), omega)
+    v = _linear(w, "self_attn.v_proj", x).reshape(positions, kv_heads, -1)
+    mixed = np.empty_like(q)  # [S, H, D]
+    for head in range(heads):
+        group = head // (heads // kv_heads)  # neighbouring query heads share a kv head
+        scores = q[:, head] @ k[:, group].T / np.sqrt(head_dim(config))
+        scores[np.triu_indices(positions, 1)] = -np.inf  # nobody sees the future
+        mixed[:, head] = _softmax(scores) @ v[:, group]
+    return _linear(w, "self_attn.o_proj", mixed.reshape(positions, -1))
+
+
+def _mlp(w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    gate = _linear(w, "mlp.gate_proj", x)
+    silu = gate / (1.0 + np.exp(-gate))
+    return _linear(w, "mlp.down_proj", silu * _linear(w, "mlp.up_proj", x))
+
+
+def _rotate(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Turn each pair of x [S, heads, D] by position times frequency.
+
+    Hugging Face pairs element i with element i + D/2. A pair is a complex number here, which a
+    rotation by the angle a multiplies with exp(ia).
+    """
+    half = x.shape[-1] // 2
+    pairs = x[..., :half] + 1j * x[..., half:]
+    turned = pairs * np.exp(1j * np.outer(np.arange(len(x)), omega))[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def inverse_frequencies(config: dict) -> np.ndarray:
+    """Return the angles [D / 2], in radians, by which one position turns each pair."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+    dim = head_dim(config)
+    omega = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return omega
+    if kind != "llama3":
+        raise ValueError(f"rope type {kind!r} is not known; known are 'default' and 'llama3'.")
+    # A pair that turns often within the original context keeps its frequency, one that hardly
+    # turns is slowed down by the factor, and those between are mixed linearly in their turns.
+    turns = omega * rope["original_max_position_embeddings"] / (2.0 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return omega * (keep + (1.0 - keep) / rope["factor"])
+
+
+def head_dim(config: dict) -> int:
+    """Return D: stated in the config, or else the width shared out among the query heads."""
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def _linear(w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+
+def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    unnormalised = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return unnormalised / unnormalised.sum(axis=-1, keepdims=True)
+
+
+def _below(weights: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Return the tensors whose names start with `prefix`, without it."""
+    return {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)}

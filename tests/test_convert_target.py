@@ -1,0 +1,155 @@
+"""The folder that a conversion writes: whole or not at all, whatever happens; the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagedjax import checkpoint
+from pagedjax.convert import convert, load_checkpoint
+from tests.hf_folders import names, write
+from tests.tiny_models import hf_config, hf_tensors, write_hf_folder
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_existing_target(tmp_path):
+    write_hf_folder("base", tmp_path / "hf")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="out exists"):
+        convert(tmp_path / "hf", out, progress=False)
+    assert names(out) == ["mine.txt"]
+    convert(tmp_path / "hf", out, overwrite=True, progress=False)
+    assert "mine.txt" not in names(out) and checkpoint.is_converted(out)
+    assert names(tmp_path) == ["hf", "out"]
+    with pytest.raises(ValueError, match="converted already"):
+        convert(out, tmp_path / "again", progress=False)
+
+
+@pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
+def test_target_and_source_in_each_other(tmp_path, target):
+    write_hf_folder("base", tmp_path / "hf")
+    with pytest.raises(ValueError, match="in each other"):
+        convert(tmp_path / "hf", tmp_path / target, overwrite=True, progress=False)
+    assert names(tmp_path / "hf") == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
+    """Whatever goes wrong half-way, there is no new folder and the old one is untouched."""
+    write_hf_folder("base", tmp_path / "hf")
+    if existing:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "mine.txt").write_text("keep")
+    real = checkpoint.ocp.partial.save
+    calls = []
+
+    def fail_at_third(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 3:
+            raise failure("disk on fire")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "GROUP_BYTES", 1)
+    monkeypatch.setattr(checkpoint.ocp.partial, "save", fail_at_third)
+    target = tmp_path / "a" if existing else tmp_path / "a" / "b"
+    with pytest.raises(failure):
+        convert(tmp_path / "hf", target, overwrite=True, progress=False)
+    assert len(calls) == 3
+    assert names(tmp_path) == (["a", "hf"] if existing else ["hf"])
+    if existing:
+        assert names(tmp_path / "a") == ["mine.txt"]
+
+
+def test_verification_names_the_leaf(tmp_path, monkeypatch):
+    write_hf_folder("base", tmp_path / "hf")
+    real = checkpoint.read_leaves
+
+    def with_one_flipped_bit(folder, rules):
+        for rule, leaf in real(folder, rules):
+            leaf = leaf.copy()
+            if rule.name == "layers/1/o":
+                leaf.view(np.uint32).reshape(-1)[7] ^= 1
+            yield rule, leaf
+
+    monkeypatch.setattr(checkpoint, "read_leaves", with_one_flipped_bit)
+    with pytest.raises(ValueError, match="verification failed: layers/1/o"):
+        convert(tmp_path / "hf", tmp_path / "out", verify=True, progress=False)
+    assert names(tmp_path) == ["hf"]
+
+
+def test_damaged_converted_folders(tmp_path):
+    write_hf_folder("base", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "out", progress=False)
+    config = tmp_path / "out" / "config.json"
+    text = config.read_text()
+    config.write_text(json.dumps(json.loads(text) | {"num_hidden_layers": 3, "vocab_size": 127}))
+    with pytest.raises(ValueError, match="embed has shape.*|layers/2/qkv is missing"):
+        load_checkpoint(tmp_path / "out")
+    config.unlink()
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load_checkpoint(tmp_path / "out")
+    config.write_text(text)
+    files = [path for path in (tmp_path / "out" / "params").rglob("*") if path.is_file()]
+    os.truncate(max(files, key=lambda path: path.stat().st_size), 100)
+    with pytest.raises(ValueError, match="has 100 bytes instead of"):
+        load_checkpoint(tmp_path / "out")
+
+
+def _command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "pagedjax.convert", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        **options,
+    )
+
+
+def test_command_line(tmp_path):
+    """Exit status, one line, no traceback; importing brings neither gguf nor transformers."""
+    write_hf_folder("base", tmp_path / "hf")
+    done = _command(tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16", "--verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load_checkpoint(tmp_path / "out")[0].dtype == "bfloat16"
+    failed = _command(tmp_path / "hf", tmp_path / "out")
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith("error: ") and "exists" in failed.stderr
+    shown = _command(tmp_path / "nowhere", tmp_path / "new", "--debug")
+    assert shown.returncode != 0 and "Traceback" in shown.stderr
+    code = "import sys, pagedjax.convert; print({'gguf', 'transformers'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == "set()"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupt_from_the_keyboard(tmp_path):
+    """A real signal while tensors are written: one line, nothing left."""
+    big = hf_config("base") | {"vocab_size": 400_000, "tie_word_embeddings": True}
+    tensors = {name: each for name, each in hf_tensors("base").items() if "lm_head" not in name}
+    tensors["model.embed_tokens.weight"] = np.ones((400_000, 64), np.float32)
+    write(tmp_path / "hf", tensors, **big)
+    command = [
+        sys.executable,
+        "-m",
+        "pagedjax.convert",
+        str(tmp_path / "hf"),
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while len(names(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
+    assert names(tmp_path) == ["hf"]
