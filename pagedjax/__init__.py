@@ -21,6 +21,7 @@ __all__ = [
     "RequestOutput",
     "RopeScaling",
     "SamplingParams",
+    "__version__",
     "init_params",
     "load_checkpoint",
 ]

@@ -78,7 +78,7 @@ def _on_one_device(
 ) -> tuple[jax.Array, KVCache]:
     kernels = IMPLEMENTATIONS[implementation]
     at = (layer, inputs.write_blocks, inputs.write_offsets)
-    cache = cache.replace(k=kernels.write_kv(cache.k, *at, k), v=kernels.write_kv(cache.v, *at, v))
+    cache = KVCache(k=kernels.write_kv(cache.k, *at, k), v=kernels.write_kv(cache.v, *at, v))
     pools = (cache.k, cache.v, layer)
     scale = q.shape[-1] ** -0.5
     flat = q.reshape(q.shape[0], -1, q.shape[-1])  # [S, H, D]

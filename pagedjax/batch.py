@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -113,7 +113,7 @@ class Packer:
         chunks = plan.chunks
         rows = self.buckets.ragged_rows(shape.tokens)
         ends = np.cumsum([row.num_tokens for row in chunks], dtype=np.int32)
-        starts = np.full(rows + 1, ends[-1] if chunks else 0, np.int32)
+        starts: Any = np.full(rows + 1, ends[-1] if chunks else 0, np.int32)
         starts[: len(chunks)] = ends - [row.num_tokens for row in chunks]
         tokens = [row.request.tokens[row.start : row.end] for row in chunks]
         batch = StepBatch(
@@ -161,11 +161,11 @@ class Packer:
             pieces.append(known + [0] * (row.num_tokens - len(known)))
         return self._put(_joined(pieces, shape.tokens))
 
-    def _slots(self, rows: Sequence[Row], size: int) -> np.ndarray:  # [size]
+    def _slots(self, rows: Sequence[Row], size: int) -> Any:  # [size]
         slots = [row.request.slot for row in rows]
         return _padded(slots, size, fill=self.buckets.max_num_seqs)
 
-    def _tables(self, rows: Sequence[Row], size: int) -> np.ndarray:  # [size, P]
+    def _tables(self, rows: Sequence[Row], size: int) -> Any:  # [size, P]
         tables = np.full((size, self.table_width), self.num_blocks, np.int32)
         for table, row in zip(tables, rows, strict=False):
             table[: len(row.request.block_ids)] = row.request.block_ids
@@ -174,13 +174,13 @@ class Packer:
 
 def _padded(
     values: Sequence, size: int, dtype: np.typing.DTypeLike = np.int32, fill: float = 0
-) -> np.ndarray:  # [size]
+) -> Any:  # [size]
     array = np.full(size, fill, dtype)
     array[: len(values)] = values
     return array
 
 
-def _joined(pieces: Sequence[Sequence[int]], size: int) -> np.ndarray:  # [size]
+def _joined(pieces: Sequence[Sequence[int]], size: int) -> Any:  # [size]
     return _padded(list(chain.from_iterable(pieces)), size)
 
 

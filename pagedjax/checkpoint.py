@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def save_leaves(folder: Path, leaves: Iterable[tuple[ParamRule, np.ndarray]]) ->
     target = _params_path(folder)
     for group in _grouped(leaves, lambda leaf: leaf[1].nbytes):
         tree = _text_tree({rule.path: array for rule, array in group})
-        _run(lambda tree=tree: ocp.partial.save(target, tree))
+        _run(partial(ocp.partial.save, target, tree))
         del group, tree
     _run(lambda: ocp.partial.finalize(target))
 

@@ -57,9 +57,8 @@ class RopeScaling:
         missing = [name for name in required if nested.get(name) is None]
         if missing:
             raise ValueError(f"rope type 'llama3' needs {', '.join(missing)} in its parameters")
-        numbers = {name: _positive(name, nested[name]) for name in required}
-        numbers["original_max_position_embeddings"] = int(nested[required[3]])
-        return cls(theta=_positive("rope_theta", theta), rope_type="llama3", **numbers)
+        factor, low, high, original = (_positive(name, nested[name]) for name in required)
+        return cls(_positive("rope_theta", theta), rope_type, factor, low, high, int(original))
 
 
 @dataclass(frozen=True)

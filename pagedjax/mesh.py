@@ -1,4 +1,4 @@
-"""The device mesh: it always exists, with one axis `tp`, of size 1 unless the user gives another."""
+"""The device mesh: it always exists, with one axis `tp`, of size 1 by default."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ class Programs:
     def temporary_bytes(self, params: Params, state: Any, batch: StepBatch) -> int:
         """Memory that a forward of this shape needs beyond its arguments; state may be abstract."""
         compiled = self._forward.lower(params, state, batch).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        memory = compiled.memory_analysis()
+        return memory.temp_size_in_bytes if memory else 0
 
     def _compile(self, key: tuple, function: Any, *args: Any) -> jax.stages.Compiled:
         if key not in self._compiled:

@@ -5,6 +5,7 @@ It dispatches and never waits: what it returns are device arrays that the engine
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ class Runner:
             slot_tokens, tokens = self._programs.sample(
                 self.params, self._state, hidden, arrays, greedy
             )
-            self._state = self._state.replace(tokens=slot_tokens)
+            self._state = dataclasses.replace(self._state, tokens=slot_tokens)
             tokens.copy_to_host_async()
         if any(row.request.score for row in plan.chunks):
             targets = self._packer.targets(plan, shape)

@@ -93,8 +93,8 @@ class Scheduler:
                 chunks.append(self._chunk(request, budget))
                 budget -= chunks[-1].num_tokens
         if self.num_preemptions == preemptions:
-            while budget and (request := self._admit()):
-                chunks.append(self._chunk(request, budget))
+            while budget and (admitted := self._admit()):
+                chunks.append(self._chunk(admitted, budget))
                 budget -= chunks[-1].num_tokens
         for row in decode + chunks:
             self._advance(row)

@@ -77,7 +77,7 @@ def forward(
     lengths = state.lengths.at[batch.decode_slots].set(decode_positions + 1, mode="drop")
     lengths = lengths.at[batch.slots].set(batch.context_lens, mode="drop")
     chunks = hidden[batch.decode_slots.shape[0] :]
-    return state.replace(cache=cache, lengths=lengths), chunks, hidden[batch.logit_rows]
+    return EngineState(cache, state.tokens, lengths), chunks, hidden[batch.logit_rows]
 
 
 def sample(

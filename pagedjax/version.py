@@ -1,1 +1,3 @@
+"""The version, where both the package and the build can read it."""
+
 __version__ = "0.1.0"

@@ -138,8 +138,10 @@ def _attend_in_batches(
     def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
         first = index * at_once
         cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=at_once)
-        part = attend(cut(q), tables=tables[cut(table_rows)],
-                      query_positions=cut(query_positions), context_lens=cut(context_lens))  # fmt: skip
+        part = attend(
+            cut(q), tables=tables[cut(table_rows)], query_positions=cut(query_positions),
+            context_lens=cut(context_lens),
+        )  # fmt: skip
         return lax.dynamic_update_slice_in_dim(out, part, first, 0)
 
     batches = (num_tiles + at_once - 1) // at_once
@@ -190,7 +192,7 @@ def _attend(
 
 
 def _batched(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array:
-    """[B,K,M,X] times [B,K,X,Y], or times [B,K,Y,X] transposed; one flat batch is fastest on CPU."""
+    """[B,K,M,X] x [B,K,X,Y], or x [B,K,Y,X] transposed; one flat batch is fastest on CPU."""
     batch, heads = left.shape[:2]
     product = lax.dot_general(
         left.reshape(batch * heads, *left.shape[2:]),

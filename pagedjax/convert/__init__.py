@@ -1,4 +1,4 @@
-"""In the checkout, `pagedjax.convert` is the top-level folder `convert/`; a wheel holds that folder.
+"""In the checkout, `pagedjax.convert` is the top-level folder `convert/`, which a wheel holds.
 
 Python finds this file when it runs uninstalled from the project's root or from an editable
 install: it points the package at the real folder and re-exports the same public names.

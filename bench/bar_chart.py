@@ -1,0 +1,48 @@
+"""A bar for the median of each engine, with whiskers from the slowest to the fastest repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def check() -> None:
+    """Raise ValueError where no plot can be drawn; to be called before hours of measuring."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("a plot needs matplotlib: pip install matplotlib") from None
+
+
+def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Path) -> None:
+    """Write the chart to `path`, in the format that its suffix names.
+
+    spreads: by engine, a dict with "median", "min" and "max". label: what the numbers are.
+    """
+    figure, axes = _figure()
+    names = list(spreads)
+    medians = [spreads[name]["median"] for name in names]
+    below = [spreads[name]["median"] - spreads[name]["min"] for name in names]
+    above = [spreads[name]["max"] - spreads[name]["median"] for name in names]
+    bars = axes.bar(_wrapped(names), medians, yerr=[below, above], capsize=6, color="tab:blue")
+    axes.bar_label(bars, fmt="{:.0f}", label_type="center", color="white")
+    axes.set_ylabel(label)
+    axes.set_title(title, fontsize="medium")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def _figure() -> tuple[Any, Any]:
+    check()
+    # The canvas is chosen here and not for the process, and it needs no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4))
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    return [name.replace(", ", ",\n") for name in names]

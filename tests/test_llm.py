@@ -1,0 +1,115 @@
+"""The facade: order, validation before work, on_error, streams, and sharing its engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedjax import LLM, SamplingParams
+from tests.tiny_llama import GREEDY, finished, tiny
+from tests.tiny_models import write_hf_folder
+
+PROMPTS = [[1, 2, 3], [9] * 40, [5, 6]]
+
+
+def make_llm(**options: Any) -> LLM:
+    return LLM.from_params(*tiny("base"), **{"num_blocks": 64, "max_num_seqs": 8, **options})
+
+
+def ids(llm: LLM, *args: Any, **kwargs: Any) -> list[list[int]]:
+    outputs = llm.generate(*args, use_tqdm=False, **kwargs)
+    return [each.outputs[0].token_ids for each in outputs]
+
+
+def test_outputs_are_in_the_order_of_the_prompts() -> None:
+    llm = make_llm()
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 2, 5)]
+    together = ids(llm, PROMPTS, params)
+    assert [len(each) for each in together] == [9, 2, 5]
+    assert together == [ids(llm, [p], q)[0] for p, q in zip(PROMPTS, params, strict=True)]
+
+
+def test_one_prompt_is_a_list_of_one() -> None:
+    llm = make_llm()
+    assert ids(llm, PROMPTS[0], GREEDY) == ids(llm, [PROMPTS[0]], GREEDY)
+    assert llm.generate([], use_tqdm=False) == []
+
+
+def test_every_bad_prompt_is_named_before_any_work() -> None:
+    llm = make_llm()
+    with pytest.raises(ValueError, match=r"prompt 1: .*empty.*; prompt 3: .*500.*outside"):
+        llm.generate([[1], [], [2], [500]], GREEDY, use_tqdm=False)
+    assert llm.engine.stats().steps == 0
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_on_error_return_runs_the_good_ones() -> None:
+    llm = make_llm()
+    outputs = llm.generate([[1], [], [2]], GREEDY, use_tqdm=False, on_error="return")
+    assert [each.outputs[0].finish_reason for each in outputs] == ["length", "error", "length"]
+    assert "empty" in outputs[1].outputs[0].stop_reason
+    assert [each.finished for each in outputs] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"on_error": "ignore"}, ValueError, "on_error='ignore'"),
+        ({"sampling_params": [GREEDY]}, ValueError, "1 sampling_params for 3 prompts"),
+        ({"sampling_params": [GREEDY, GREEDY, {}]}, ValueError, "prompt 2: sampling_params"),
+    ],
+)
+def test_bad_arguments(arguments: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_llm().generate(PROMPTS, use_tqdm=False, **arguments)
+
+
+def test_unknown_options_are_refused_before_the_model_is_read() -> None:
+    with pytest.raises(TypeError, match=r"unknown option max_seqs; options: max_model_len"):
+        LLM("/nowhere", max_seqs=3)
+
+
+def test_a_stream_and_generate_share_the_engine() -> None:
+    llm = make_llm()
+    expected = ids(llm, PROMPTS, GREEDY)
+    seen: list[int] = []
+    for output in llm.stream(PROMPTS[0], GREEDY):
+        seen += output.outputs[0].delta_token_ids
+        if len(seen) in (3, 9):  # in the middle of the stream
+            assert ids(llm, PROMPTS[1:], GREEDY) == expected[1:]
+    assert seen == expected[0]
+
+
+def test_a_request_added_to_the_engine_is_not_lost_to_generate() -> None:
+    llm = make_llm()
+    llm.engine.add_request("mine", PROMPTS[0], GREEDY)
+    expected = ids(llm, PROMPTS, GREEDY)
+    assert finished(llm.engine.run()) == {"mine": expected[0]}
+
+
+def test_closing_a_stream_aborts_its_request() -> None:
+    llm = make_llm()
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.engine.stats().num_free_blocks == 64
+
+
+def test_stream_refuses_a_bad_prompt_at_once() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        make_llm().stream([], GREEDY)
+
+
+def test_without_a_tokenizer_text_is_refused_and_ids_work(tmp_path: Path) -> None:
+    write_hf_folder("base", tmp_path / "model")
+    llm = LLM(tmp_path / "model", num_blocks=64, max_num_seqs=8)
+    with pytest.raises(ValueError, match="prompt 0: .*there is no tokenizer"):
+        llm.generate("text", use_tqdm=False)
+    with pytest.raises(ValueError, match="prompt 0: chat needs a tokenizer"):
+        llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
+    output = llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)[0].outputs[0]
+    assert output.text == ""
+    assert output.token_ids == ids(make_llm(), [PROMPTS[0]], GREEDY)[0]

@@ -1,0 +1,92 @@
+"""Tiny random models against Hugging Face in float32: logits at all positions, greedy ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagedjax import SamplingParams, models
+from pagedjax.batch import Buckets, Packer, Shape
+from pagedjax.mesh import make_mesh
+from pagedjax.request import Request
+from pagedjax.scheduler import Plan, Row
+from pagedjax.step import StepConfig, forward, make_state
+from tests import numpy_llama
+from tests.tiny_llama import finished, make_engine, tiny
+from tests.tiny_models import VARIANTS, golden_tokens, hf_config, hf_tensors
+
+GOLDENS = Path(__file__).parent / "goldens"
+TOKENS = [int(token) for token in golden_tokens()]
+
+
+def whole_logits(name: str) -> np.ndarray:  # [S, V]
+    """Logits of every golden position from one chunk through the paged pool."""
+    config, params = tiny(name)
+    step_config = StepConfig(config, make_mesh(), "xla")
+    request = Request(
+        "r", 0, TOKENS, len(TOKENS), SamplingParams(), 0, 512, frozenset(), frozenset()
+    )
+    request.slot, request.block_ids = 1, [7, 3, 20, 1, 12, 0, 9, 15, 4, 11]
+    plan = Plan([], [Row(request, 0, len(TOKENS), samples=True)])
+    packer = Packer(Buckets(2, len(TOKENS)), num_blocks=24, table_width=16, mesh=make_mesh())
+    state = make_state(step_config, 24, 16, "float32", 2)
+    batch = packer.pack(plan, Shape(2, len(TOKENS), 2))
+    _, hidden, _ = forward(step_config, params, state, batch)
+    return np.asarray(models.family("llama").logits(config, params, hidden))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_hugging_face(name: str) -> None:
+    golden = np.load(GOLDENS / "tiny_logits.npz")[name]
+    difference = np.abs(whole_logits(name) - golden)
+    assert difference[100:].max() < 2e-4
+    assert difference.max() < 2e-4
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_the_naive_float64_forward(name: str) -> None:
+    reference = numpy_llama.forward(hf_config(name), hf_tensors(name), TOKENS)
+    assert np.abs(whole_logits(name) - reference).max() < 2e-4
+
+
+@pytest.mark.parametrize("place", ["nested only", "top level only", "nested without theta"])
+def test_rope_theta_is_found_wherever_it_stands(place: str) -> None:
+    from pagedjax import ModelConfig
+
+    config = {k: v for k, v in hf_config("theta").items() if not k.startswith("rope")}
+    config |= {
+        "nested only": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        "top level only": {"rope_theta": 500000.0},
+        "nested without theta": {"rope_scaling": {"type": "default"}, "rope_theta": 500000.0},
+    }[place]
+    assert ModelConfig.from_hf(config) == tiny("theta")[0]
+
+
+@pytest.mark.parametrize("num_blocks", [64, 20])
+@pytest.mark.parametrize("steps_in_flight", [0, 1])
+@pytest.mark.parametrize("name", ["base", "all"])
+def test_greedy_ids_equal_hugging_face(name: str, steps_in_flight: int, num_blocks: int) -> None:
+    golden = json.loads((GOLDENS / "tiny_greedy.json").read_text())[name]
+    engine = make_engine(name, steps_in_flight=steps_in_flight, num_blocks=num_blocks, block_size=4)
+    for index, each in enumerate(golden):
+        params = SamplingParams(temperature=0, max_tokens=len(each["output"]), ignore_eos=True)
+        engine.add_request(str(index), each["prompt"], params)
+    outputs = finished(engine.run())
+    assert outputs == {str(index): each["output"] for index, each in enumerate(golden)}
+    assert (engine.stats().num_preemptions > 0) == (num_blocks == 20)
+    assert engine.stats().num_free_blocks == num_blocks
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 512])
+def test_scored_logprobs_do_not_depend_on_the_chunks(budget: int) -> None:
+    golden = np.load(GOLDENS / "tiny_logits.npz")["base"].astype(np.float64)
+    golden -= np.log(np.exp(golden).sum(axis=-1, keepdims=True))
+    expected = golden[np.arange(len(TOKENS) - 1), TOKENS[1:]]
+    engine = make_engine(max_num_batched_tokens=budget)
+    scores = engine.compute_logprobs([TOKENS, TOKENS[:1], TOKENS[:40]])
+    assert np.abs(scores[0] - expected).max() < 2e-5
+    assert scores[1].shape == (0,)
+    assert np.abs(scores[2] - expected[:39]).max() < 2e-5
