@@ -22,6 +22,7 @@ from pagedjax.mesh import sharding
 from pagedjax.sampler import SamplingArrays
 from pagedjax.scheduler import Plan, Row
 
+_INT32_MAX = 2**31 - 1
 FEW_ROWS = 16  # decode and logit rows of the smaller of the two mixed shapes
 
 
@@ -146,8 +147,8 @@ class Packer:
             slots=self._slots(rows, shape.logit_rows),
             num_prompt=padded([row.request.num_prompt for row in rows]),
             seeds=padded([row.request.seed for row in rows], dtype=np.uint32),
-            temperature=padded([each.temperature for each in params], dtype=np.float32),
-            top_k=padded([each.top_k for each in params]),
+            temperature=padded([_float32(x.temperature) for x in params], dtype=np.float32),
+            top_k=padded([min(each.top_k, _INT32_MAX) for each in params]),
             top_p=padded([each.top_p for each in params], dtype=np.float32, fill=1),
             min_p=padded([each.min_p for each in params], dtype=np.float32),
         )
@@ -170,6 +171,12 @@ class Packer:
         for table, row in zip(tables, rows, strict=False):
             table[: len(row.request.block_ids)] = row.request.block_ids
         return tables
+
+
+def _float32(temperature: float) -> float:
+    """Within float32: an infinite temperature would be NaN, and one rounded to 0 would be greedy."""
+    limits = np.finfo(np.float32)
+    return min(max(temperature, float(limits.tiny)), float(limits.max)) if temperature else 0.0
 
 
 def _padded(

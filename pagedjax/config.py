@@ -48,7 +48,7 @@ class RopeScaling:
                     f"partial_rotary_factor={source['partial_rotary_factor']} is not supported; "
                     "a LLaMA rotates the whole head"
                 )
-        theta = nested.get("rope_theta") or config.get("rope_theta") or cls.theta
+        theta = _or(_or(nested.get("rope_theta"), config.get("rope_theta")), cls.theta)
         if rope_type == "default":
             return cls(theta=_positive("rope_theta", theta))
         required = (
@@ -118,8 +118,8 @@ class ModelConfig:
         architecture choice that would change the mathematics.
         """
         _refuse_other_mathematics(config)
-        heads = _required(config, "num_attention_heads")
-        hidden = _required(config, "hidden_size")
+        heads = _positive_int("num_heads", _required(config, "num_attention_heads"))
+        hidden = _positive_int("hidden_size", _required(config, "hidden_size"))
         eos = (generation_config or {}).get("eos_token_id")
         return cls(
             model_type=config.get("model_type") or "llama",

@@ -64,6 +64,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_ints()
         self._check_floats()
+        self._check_flags()
         for each in fields(self):
             if each.name in _LATER and getattr(self, each.name) != each.default:
                 raise NotImplementedError(
@@ -86,12 +87,19 @@ class SamplingParams:
             raise ValueError(f"priority={self.priority!r} must be an int")
         if self.seed is not None:
             check_seed(self.seed)
-        if isinstance(self.stop_token_ids, int) or not all(
-            _is_int(token) and token >= 0 for token in self.stop_token_ids or ()
-        ):
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        listed = isinstance(ids, Sequence) and not isinstance(ids, str)
+        if not listed or not all(_is_int(token) and token >= 0 for token in ids):
             raise ValueError(
                 f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids >= 0"
             )
+
+    def _check_flags(self) -> None:
+        for name in (
+            "ignore_eos", "skip_special_tokens", "detokenize", "include_stop_str_in_output",
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
 
     def _check_floats(self) -> None:
         for name, wanted, holds in (

@@ -98,7 +98,8 @@ def top_p_mask(
 
     At least one; among equals lower ids come first (arXiv 1904.09751).
     """
-    wanted = top_p * weights.sum(axis=-1)
+    # A share so small that float32 rounds it to nothing still wants one token.
+    wanted = jnp.maximum(top_p * weights.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
 
     def enough(least: jax.Array) -> jax.Array:
         return jnp.where(weights >= least[:, None], weights, 0).sum(axis=-1) >= wanted

@@ -9,6 +9,7 @@ from typing import Any
 # first word of a text specially does not do so in the middle of one.
 CONTEXT_TOKENS = 6
 REPLACEMENT = "\ufffd"
+MOST_BYTES = 4  # of one UTF-8 character
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -16,7 +17,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
     A text that spells that token out itself does not get a second one.
     """
-    ids = _ids(tokenizer.encode(text))
+    ids = _ids(tokenizer.encode(_unicode(text)))
     bos = getattr(tokenizer, "bos_token_id", None)
     if bos is not None and ids[:2] == [bos, bos]:
         return ids[1:]
@@ -29,17 +30,15 @@ def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]
     The template runs in jinja2's sandbox. Raises ValueError when there is no template, or when
     the template refuses the conversation.
     """
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("the tokenizer has no chat template; use generate with a plain prompt")
     try:
         text = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=False
         )
-    except TemplateError as error:
+    except Exception as error:  # the template is the checkpoint's program and may raise anything
         raise ValueError(f"the chat template refuses the conversation: {error}") from error
-    return _ids(tokenizer.encode(text, add_special_tokens=False))
+    return _ids(tokenizer.encode(_unicode(text), add_special_tokens=False))
 
 
 class Detokenizer:
@@ -64,20 +63,44 @@ class Detokenizer:
     def append(self, token_ids: Sequence[int], final: bool = False) -> str:
         """The text that became certain with these tokens; `final` releases all that is held."""
         self._ids += token_ids
+        end = len(self._ids)
         whole = self._decode(self._ids)
         if whole.endswith(REPLACEMENT) and not final:
-            return ""
+            end = self._clean_cut(whole)
+            whole = self._decode(self._ids[:end])
         piece = whole[len(self._decode(self._ids[: self._context_end])) :]
-        # What was new becomes the context of what comes next. Tokens without text (special ones)
-        # cannot serve as context, so the old one stays until there is some.
-        if piece:
+        if piece:  # what was new becomes the context of what comes next
             self._ids = self._ids[self._context_end :]
-        self._context_end = len(self._ids)
+            end -= self._context_end
+            self._context_end = end
+        elif end == len(self._ids):  # special tokens alone: they have no text to be a context
+            del self._ids[self._context_end :]
         self.text += piece
         return piece
 
+    def _clean_cut(self, whole: str) -> int:
+        """Where the held tokens may be cut although the text ends in a broken character.
+
+        A character has at most four bytes and a token at least one. So among more than four held
+        tokens there is a place which no character crosses: there, both sides decode alone to the
+        same text as together.
+        """
+        held = len(self._ids) - self._context_end
+        if held > MOST_BYTES:
+            for cut in range(len(self._ids) - 1, len(self._ids) - 1 - MOST_BYTES, -1):
+                left, right = self._decode(self._ids[:cut]), self._decode(self._ids[cut:])
+                if right and left + right == whole:
+                    return cut
+        return self._context_end
+
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+
+def _unicode(text: str) -> str:
+    """The text, or ValueError if a lone surrogate makes it impossible to encode."""
+    text.encode()
+    return text
 
 
 def _ids(encoded: Any) -> list[int]:

@@ -152,7 +152,8 @@ def test_fitting_params_are_accepted():
     ("path", "leaf", "named"),
     [(QKV, None, "layers/1/qkv is missing"),
      (("layers", 1, "extra"), jnp.zeros(2), "layers/1/extra is unexpected"),
-     (QKV, jnp.zeros((K, G + 2, E, D)), r"layers/1/qkv has shape \(3, 4, 10, 4\), not \(3, 4, 4, 10\)"),
+     (QKV, jnp.zeros((K, G + 2, E, D)),
+      r"layers/1/qkv has shape \(3, 4, 10, 4\), not \(3, 4, 4, 10\)"),
      (("head",), None, "head is missing")],
     ids=["missing", "unexpected", "shape", "head"],
 )  # fmt: skip
