@@ -19,8 +19,9 @@ from flax import struct
 from jax.sharding import Mesh
 
 from pagedjax.mesh import sharding
+from pagedjax.plan import Plan, Row
+from pagedjax.request import Request
 from pagedjax.sampler import SamplingArrays
-from pagedjax.scheduler import Plan, Row
 
 _INT32_MAX = 2**31 - 1
 FEW_ROWS = 16  # decode and logit rows of the smaller of the two mixed shapes
@@ -39,10 +40,10 @@ class StepBatch:
     tokens: jax.Array  # [Sp]
     positions: jax.Array  # [Sp]
     query_starts: jax.Array  # [Bp + 1]
-    slots: jax.Array  # [Bp]
     context_lens: jax.Array  # [Bp], counting the tokens of this step
     tables: jax.Array  # [Bp, P]
-    logit_rows: jax.Array  # [R], indices into the S tokens
+    logit_rows: jax.Array  # [R], indices into the S tokens; several slots may read one
+    logit_slots: jax.Array  # [R], the slots that take the tokens
 
 
 class Shape(NamedTuple):
@@ -73,6 +74,11 @@ class Buckets:
         return _up_to([32 << shift for shift in range(24)], self.max_num_batched_tokens)
 
     @property
+    def copy_buckets(self) -> tuple[int, ...]:
+        """Block copies before a step: one a running request at most."""
+        return _up_to([8], max(8, self.max_num_seqs))
+
+    @property
     def mixed_rows(self) -> tuple[int, ...]:
         """Decode rows of a step with chunks; its logit rows are as many."""
         return _up_to([FEW_ROWS], max(2, self.max_num_seqs))
@@ -84,7 +90,7 @@ class Buckets:
 
     def fit(self, plan: Plan) -> Shape:
         """The smallest shape that holds the plan."""
-        rows = max(len(plan.decode), len(plan.sampling_rows))
+        rows = max(len(plan.decode), len(plan.samplers))
         tokens = sum(row.num_tokens for row in plan.chunks)
         if not tokens:
             rows = _smallest(self.row_buckets, rows)
@@ -118,35 +124,28 @@ class Packer:
         starts[: len(chunks)] = ends - [row.num_tokens for row in chunks]
         tokens = [row.request.tokens[row.start : row.end] for row in chunks]
         batch = StepBatch(
-            decode_slots=self._slots(plan.decode, shape.decode_rows),
+            decode_slots=self._slots([row.request for row in plan.decode], shape.decode_rows),
             decode_tables=self._tables(plan.decode, shape.decode_rows),
             tokens=_joined(tokens, shape.tokens),
             positions=_joined([range(row.start, row.end) for row in chunks], shape.tokens),
             query_starts=starts,
-            slots=self._slots(chunks, rows),
             context_lens=_padded([row.end for row in chunks], rows),
             tables=self._tables(chunks, rows),
-            logit_rows=_padded(
-                [*range(len(plan.decode))]
-                + [
-                    shape.decode_rows + int(end) - 1
-                    for row, end in zip(chunks, ends, strict=True)
-                    if row.samples
-                ],
-                shape.logit_rows,
-            ),
+            logit_rows=_padded(self._logit_rows(plan, shape, ends), shape.logit_rows),
+            logit_slots=self._slots(plan.samplers, shape.logit_rows),
         )
         return self._put(batch)
 
     def sampling(self, plan: Plan, shape: Shape) -> SamplingArrays:
         """What the sampler needs for the plan's sampling rows, padded like the logit rows."""
-        rows = plan.sampling_rows
-        params = [row.request.params for row in rows]
+        requests = plan.samplers
+        params = [request.params for request in requests]
         padded = partial(_padded, size=shape.logit_rows)
         arrays = SamplingArrays(
-            slots=self._slots(rows, shape.logit_rows),
-            num_prompt=padded([row.request.num_prompt for row in rows]),
-            seeds=padded([row.request.seed for row in rows], dtype=np.uint32),
+            slots=self._slots(requests, shape.logit_rows),
+            num_prompt=padded([request.num_prompt for request in requests]),
+            seeds=padded([request.seed for request in requests], dtype=np.uint32),
+            samples=padded([request.sample_index for request in requests], dtype=np.uint32),
             temperature=padded([_float32(x.temperature) for x in params], dtype=np.float32),
             top_k=padded([min(each.top_k, _INT32_MAX) for each in params]),
             top_p=padded([each.top_p for each in params], dtype=np.float32, fill=1),
@@ -162,8 +161,20 @@ class Packer:
             pieces.append(known + [0] * (row.num_tokens - len(known)))
         return self._put(_joined(pieces, shape.tokens))
 
-    def _slots(self, rows: Sequence[Row], size: int) -> Any:  # [size]
-        slots = [row.request.slot for row in rows]
+    def copies(self, plan: Plan) -> tuple[jax.Array, jax.Array]:  # [C], [C]
+        """Sources and targets of the plan's block copies."""
+        size = _smallest(self.buckets.copy_buckets, len(plan.copies))
+        sources, targets = zip(*plan.copies, strict=True) if plan.copies else ((), ())
+        return self._put((_padded(sources, size), _padded(targets, size, fill=self.num_blocks)))
+
+    @staticmethod
+    def _logit_rows(plan: Plan, shape: Shape, ends: np.ndarray) -> list[int]:
+        """Index of the token whose logits each sampler reads."""
+        tokens = [*range(len(plan.decode)), *(shape.decode_rows + int(end) - 1 for end in ends)]
+        return [token for token, row in zip(tokens, plan.rows, strict=True) for _ in row.samples]
+
+    def _slots(self, requests: Sequence[Request], size: int) -> Any:  # [size]
+        slots = [request.slot for request in requests]
         return _padded(slots, size, fill=self.buckets.max_num_seqs)
 
     def _tables(self, rows: Sequence[Row], size: int) -> Any:  # [size, P]
@@ -174,7 +185,7 @@ class Packer:
 
 
 def _float32(temperature: float) -> float:
-    """Within float32: an infinite temperature would be NaN, and one rounded to 0 would be greedy."""
+    """Within float32: infinity would give NaN, and one rounded to 0 would be greedy."""
     limits = np.finfo(np.float32)
     return min(max(temperature, float(limits.tiny)), float(limits.max)) if temperature else 0.0
 

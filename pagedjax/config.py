@@ -181,8 +181,10 @@ class EngineConfig:
             )
         _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES, later=KV_DTYPES_LATER)
         _one_of("attention", self.attention, ATTENTIONS, later=ATTENTIONS_LATER)
-        if self.enable_prefix_caching:
-            raise NotImplementedError("enable_prefix_caching=True is not supported yet; use None")
+        if self.enable_prefix_caching not in (None, True, False):
+            raise ValueError(
+                f"enable_prefix_caching={self.enable_prefix_caching!r} must be True, False or None"
+            )
         check_seed(self.seed)
         if self.steps_in_flight not in (0, 1):
             raise ValueError(f"steps_in_flight={self.steps_in_flight} must be 0 or 1")

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from pagedjax.blocks import BlockPool
-from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.config import EngineConfig, ModelConfig, check_seed
 from pagedjax.intake import Intake, Prompt
 from pagedjax.params import Params, check_alive, check_replacement
 from pagedjax.request import Request, RequestOutput, SamplingParams
 from pagedjax.runner import InFlight, Runner
-from pagedjax.scheduler import Plan, Scheduler
+from pagedjax.scheduler import Scheduler
+from pagedjax.scores import Scores
 from pagedjax.stats import CompileReport, EngineStats, Tally
-from pagedjax.text import Detokenizer
 from pagedjax.transcript import Transcript
 
 
@@ -47,11 +47,13 @@ class Engine:
         self._runner = Runner(model_config, params, config)
         blocks = BlockPool(self._runner.num_blocks, config.block_size)
         budget = self._runner.buckets.max_num_batched_tokens
-        self._scheduler = Scheduler(blocks, config.max_num_seqs, budget)
+        self._scheduler = Scheduler(
+            blocks, config.max_num_seqs, budget, config.enable_prefix_caching is not False
+        )
         self._intake = Intake(model_config, self.max_model_len, blocks, config.seed, tokenizer)
         self._in_flight: deque[InFlight] = deque()
         self._transcripts: dict[str, Transcript] = {}
-        self._scores: dict[Request, np.ndarray] = {}
+        self._scores = Scores()
         self._unread: list[RequestOutput] = []
         self._num_arrivals = 0
         self._tally = Tally()
@@ -75,17 +77,12 @@ class Engine:
         if request_id in self._transcripts:
             raise ValueError(f"request id {request_id!r} is in use; finish or abort it first")
         params = SamplingParams() if sampling_params is None else sampling_params
-        self._num_arrivals += 1
-        return self._intake.request(request_id, prompt, params, self._num_arrivals - 1)
+        return self._intake.request(request_id, prompt, params, self._next_arrival())
 
     def queue_request(self, request: Request) -> None:
         """Queue what `make_request` returned."""
-        detokenizer = None
-        if self.tokenizer is not None and request.params.detokenize:
-            detokenizer = Detokenizer(
-                self.tokenizer, request.tokens, request.params.skip_special_tokens
-            )
-        self._transcripts[request.id] = Transcript(request, detokenizer)
+        samples = [request, *request.siblings]
+        self._transcripts[request.id] = Transcript(samples, self.tokenizer)
         self._tally.prompt_tokens += request.num_prompt
         self._scheduler.add(request)
 
@@ -108,7 +105,9 @@ class Engine:
         if transcript is None:
             return None
         self._unread = [each for each in self._unread if each.request_id != request_id]
-        self._scheduler.abort(transcript.request)
+        for request in transcript.samples:
+            if not request.is_finished:
+                self._scheduler.abort(request)
         return transcript.snapshot()
 
     def has_unfinished_requests(self) -> bool:
@@ -153,25 +152,21 @@ class Engine:
         self._unread = [*outputs, *self._unread]
 
     def _commit(self, done: InFlight) -> None:
-        count = len(done.plan.sampling_rows)
+        count = len(done.plan.samplers)
         tokens = [] if done.tokens is None else np.asarray(done.tokens)[:count].tolist()
         if done.scores is not None:
-            self._keep_scores(done.plan, np.asarray(done.scores))
-        for request in self._scheduler.commit(done.plan, tokens):
-            if request.score:
-                continue
-            self._tally.generated_tokens += 1
-            self._unread.append(self._transcripts[request.id].snapshot())
-            if request.is_finished:
-                del self._transcripts[request.id]
+            self._scores.keep(done.plan, np.asarray(done.scores))
+        progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
+        self._tally.generated_tokens += len(progressed)
+        for request_id in dict.fromkeys(request.id for request in progressed):
+            transcript = self._transcripts[request_id]
+            self._unread.append(transcript.snapshot())
+            if transcript.is_finished:
+                del self._transcripts[request_id]
 
-    def _keep_scores(self, plan: Plan, scores: np.ndarray) -> None:
-        first = 0
-        for row in plan.chunks:
-            if row.request in self._scores:
-                kept = self._scores[row.request]
-                kept[row.start : row.end] = scores[first : first + row.num_tokens]
-            first += row.num_tokens
+    def _next_arrival(self) -> int:
+        self._num_arrivals += 1
+        return self._num_arrivals - 1
 
     def _drain(self) -> None:
         while self._in_flight:
@@ -198,24 +193,23 @@ class Engine:
         vocabulary, or is too long.
         """
         requests = [self._scoring_request(index, ids) for index, ids in enumerate(token_lists)]
+        self._scores.open(requests)
         scored = [request for request in requests if len(request.tokens) > 1]
-        self._scores |= {each: np.zeros(len(each.tokens) - 1, np.float32) for each in scored}
         try:
             for request in scored:
                 self._scheduler.add(request)
             while not all(request.is_finished for request in scored):
                 self.unread(self.step())
-            return [self._scores.get(each, np.zeros(0, np.float32)) for each in requests]
         finally:
+            arrays = self._scores.close(requests)
             for request in scored:
-                del self._scores[request]
                 if not request.is_finished:
                     self._scheduler.abort(request)
+        return arrays
 
     def _scoring_request(self, index: int, token_ids: Sequence[int]) -> Request:
-        self._num_arrivals += 1
         try:
-            return self._intake.scoring(token_ids, self._num_arrivals - 1)
+            return self._intake.scoring(token_ids, self._next_arrival())
         except ValueError as error:
             raise ValueError(f"token list {index}: {error}") from None
 
@@ -223,14 +217,16 @@ class Engine:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
 
         Steps in flight are finished first. A request that is running goes on with the keys that
-        the old weights made for its earlier tokens. Raises ValueError naming every leaf that does
-        not fit; the old params then stay.
+        the old weights made for its earlier tokens, and enters no more blocks into the prefix
+        cache, which is emptied. `keep_prefix_cache=True` keeps it: a waiver of exactness, since
+        hits then bring keys of the old weights. Raises ValueError naming every leaf that does not
+        fit; the old params then stay.
         """
-        if keep_prefix_cache:
-            raise NotImplementedError("update_params(keep_prefix_cache=True) is not supported yet")
         check_replacement(self.params, params)
         self._drain()
         self._runner.params = params
+        if not keep_prefix_cache:
+            self.reset_prefix_cache()
 
     def warmup(self) -> CompileReport:
         """Compile every shape that serving can need, without running one."""
@@ -241,15 +237,58 @@ class Engine:
         return self._tally.stats(self._scheduler, self._runner.num_compilations)
 
     def reset_prefix_cache(self) -> None:
-        """Not supported yet."""
-        raise NotImplementedError("reset_prefix_cache is not supported yet")
+        """Forget all cached prefixes. Running requests keep their blocks and enter no more."""
+        self._scheduler.blocks.clear()
+
+    # -- forks ---------------------------------------------------------------------------------
 
     def fork(
         self, request_id: str, new_request_ids: Sequence[str], seeds: Sequence[int] | None = None
     ) -> None:
-        """Not supported yet."""
-        raise NotImplementedError("fork is not supported yet")
+        """Start copies of a request at its present token.
+
+        They share its keys, the partly filled last block included, until somebody writes there.
+        Child j draws with seeds[j], or with a fresh seed. Steps in flight are finished first.
+        Raises ValueError for an unknown or finished request, one with n > 1, ids in use, and seeds
+        that do not match.
+        """
+        parent = self._drained(request_id, "fork")
+        taken = [each for each in new_request_ids if each in self._transcripts]
+        if taken or len(set(new_request_ids)) != len(new_request_ids):
+            raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
+        if seeds is not None and len(seeds) != len(new_request_ids):
+            raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
+        seeds = None if seeds is None else [check_seed(seed) for seed in seeds]
+        for index, child_id in enumerate(new_request_ids):
+            arrival = self._next_arrival()
+            seed = self._intake.fresh_seed(arrival) if seeds is None else seeds[index]
+            child = parent.copy(id=child_id, arrival=arrival, seed=seed)
+            child.num_cached_tokens = parent.num_cached_tokens
+            self._transcripts[child_id] = self._transcripts[request_id].fork(child)
+            self._scheduler.fork(parent, child)
 
     def rollback(self, request_id: str, num_tokens: int) -> None:
-        """Not supported yet."""
-        raise NotImplementedError("rollback is not supported yet")
+        """Drop the last `num_tokens` output tokens of a request, and their keys.
+
+        Steps in flight are finished first, so that the count is from the last token that they
+        bring. The next tokens are drawn with the same random numbers as those dropped. Raises
+        ValueError for an unknown or finished request, one with n > 1, and more tokens than there
+        are.
+        """
+        request = self._drained(request_id, "rollback")
+        most = len(request.output_ids)
+        if not 0 <= num_tokens <= most:
+            raise ValueError(f"num_tokens={num_tokens} must be from 0 to the {most} output tokens")
+        if num_tokens:
+            self._scheduler.rollback(request, num_tokens)
+            self._transcripts[request_id].rewind()
+
+    def _drained(self, request_id: str, what: str) -> Request:
+        """The live request of that id, with nothing of it in flight."""
+        self._drain()
+        if request_id not in self._transcripts:
+            raise ValueError(f"{what}: no live request has the id {request_id!r}")
+        samples = self._transcripts[request_id].samples
+        if len(samples) > 1:
+            raise ValueError(f"{what} of {request_id!r}, which has n={len(samples)}; supported: 1")
+        return samples[0]

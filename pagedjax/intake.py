@@ -10,7 +10,7 @@ from typing import Any
 
 from pagedjax.blocks import BlockPool
 from pagedjax.config import ModelConfig
-from pagedjax.request import Request, SamplingParams
+from pagedjax.request import Request, SamplingParams, Status
 from pagedjax.text import encode
 
 Prompt = str | Sequence[int]
@@ -42,18 +42,23 @@ class Intake:
         stop_ids = frozenset(params.stop_token_ids or ())
         self._check_ids(sorted(stop_ids), "stop_token_ids")
         pool_tokens = self.blocks.num_blocks * self.blocks.block_size
-        return Request(
+        first = Request(
             id=request_id,
             arrival=arrival,
             tokens=ids,
             num_prompt=len(ids),
             params=params,
-            seed=self._seed(arrival) if params.seed is None else params.seed,
+            seed=self.fresh_seed(arrival) if params.seed is None else params.seed,
             # A pool filled by one request alone still yields one more token, which needs no slot.
             max_len=min(len(ids) + params.max_tokens, self.max_model_len, pool_tokens + 1),
             stop_ids=stop_ids,
             eos_ids=frozenset(() if params.ignore_eos else self.model.eos_token_ids),
+            namespace=params.cache_salt,
         )
+        first.siblings = [
+            first.copy(sample_index=i, status=Status.HELD) for i in range(1, params.n)
+        ]
+        return first
 
     def scoring(self, token_ids: Sequence[int], arrival: int) -> Request:
         """A request that scores its tokens and generates none."""
@@ -102,7 +107,7 @@ class Intake:
                 f"pool has {self.blocks.num_blocks}; raise num_blocks or kv_cache_bytes"
             )
 
-    def _seed(self, arrival: int) -> int:
+    def fresh_seed(self, arrival: int) -> int:
         """A 32-bit seed of its own for each arrival, the same in every process."""
         digest = hashlib.blake2s(f"{self.seed},{arrival}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little")

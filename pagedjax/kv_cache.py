@@ -57,6 +57,20 @@ def make_cache(
     return KVCache(k=empty(), v=empty())
 
 
+def copy_blocks(
+    cache: KVCache,
+    sources: jax.Array,  # [C]
+    targets: jax.Array,  # [C]; N for padding
+) -> KVCache:
+    """Copy whole blocks in all layers; all are read before any is written."""
+
+    def copied(pool: jax.Array) -> jax.Array:
+        blocks = jnp.take(pool, sources, axis=1, mode="clip")
+        return pool.at[:, targets].set(blocks, mode="drop")
+
+    return KVCache(k=copied(cache.k), v=copied(cache.v))
+
+
 def choose_num_blocks(
     config: EngineConfig,
     bytes_per_block: int,

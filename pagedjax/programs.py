@@ -6,6 +6,7 @@ temporary memory of a step before the pool is allocated, and lets `warmup` compi
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from pagedjax import step
 from pagedjax.batch import Shape, StepBatch
+from pagedjax.kv_cache import copy_blocks
 from pagedjax.params import Params
 from pagedjax.sampler import SamplingArrays
 from pagedjax.step import EngineState, StepConfig
@@ -30,6 +32,7 @@ class Programs:
             for greedy in (True, False)
         }
         self._score = jax.jit(partial(step.score, config))
+        self._copy = jax.jit(copy_blocks, donate_argnums=0)
         self._compiled: dict[tuple, jax.stages.Compiled] = {}
         self.seconds: dict[tuple, float] = {}
 
@@ -54,6 +57,16 @@ class Programs:
         """See `step.score`."""
         args = (_outer(params), hidden, targets)
         return self._compile(("score", hidden.shape[0]), self._score, *args)(*args)
+
+    def copy(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> EngineState:
+        """See `kv_cache.copy_blocks`. The pools are donated."""
+        args = (state.cache, sources, targets)
+        cache = self._compile(("copy", sources.shape[0]), self._copy, *args)(*args)
+        return dataclasses.replace(state, cache=cache)
+
+    def warm_copy(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> None:
+        """Compile `copy` without running it."""
+        self._compile(("copy", sources.shape[0]), self._copy, state.cache, sources, targets)
 
     def warm(
         self, params: Params, state: EngineState, batch: StepBatch, arrays: SamplingArrays

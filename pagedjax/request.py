@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 # Fields that a later release brings: anything but the default is refused by name.
 _LATER = (
-    "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "stop",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "stop",
     "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "bad_words", "logprobs",
-    "prompt_logprobs", "cache_salt",
+    "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -28,11 +28,13 @@ class SamplingParams:
     min_p, top_k, top_p: filters, applied in this order after the temperature. `top_k` of 0, -1
         or at least V is off. Ties in top-k: lower ids first. top-p keeps the smallest set of
         tokens whose mass reaches `top_p`, at least one.
-    seed: the random number of output position t is a function of (seed, t) alone. None: derived
-        from the engine's seed and the request's arrival number.
+    n: samples of the prompt, which share its keys; `outputs` has one entry for each.
+    seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
+        None: derived from the engine's seed and the request's arrival number.
     max_tokens: output tokens at most. stop_token_ids: end the output, and are part of it.
     ignore_eos: the model's own end-of-sequence ids do not stop the output.
     skip_special_tokens, detokenize: how `text` is made; False for `detokenize` leaves it empty.
+    cache_salt: only requests with the same salt share prefix cache entries.
     priority: lower runs first; first come, first served among equals.
     """
 
@@ -87,6 +89,8 @@ class SamplingParams:
             raise ValueError(f"priority={self.priority!r} must be an int")
         if self.seed is not None:
             check_seed(self.seed)
+        if not isinstance(self.cache_salt, str | None):
+            raise ValueError(f"cache_salt={self.cache_salt!r} must be a string or None")
         ids = () if self.stop_token_ids is None else self.stop_token_ids
         listed = isinstance(ids, Sequence) and not isinstance(ids, str)
         if not listed or not all(_is_int(token) and token >= 0 for token in ids):
@@ -117,8 +121,9 @@ class SamplingParams:
 
 
 class Status(enum.Enum):
-    """Where a request stands. Only RUNNING owns a slot and blocks."""
+    """Where a request stands. Only RUNNING owns a slot and blocks; HELD waits for a sibling."""
 
+    HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -134,6 +139,10 @@ class Request:
     num_pending: tokens sampled by dispatched steps that the host has not read yet (0 or 1).
     max_len: prompt + output tokens at which the request ends with "length".
     score: True for a request that only scores its tokens and generates none.
+    sample_index: i of the n samples of one prompt; siblings: the others, until they start.
+    namespace: prefix cache entries are shared within it alone.
+    nodes: the request's full blocks in the prefix trie, entered under weights `cache_version`.
+    num_cached_tokens: prompt tokens found in the cache when it first started; None before.
     """
 
     id: str
@@ -154,11 +163,24 @@ class Request:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    sample_index: int = 0
+    siblings: list[Request] = field(default_factory=list)
+    namespace: Hashable = None
+    nodes: list[Any] = field(default_factory=list)
+    cache_version: int = 0
+    num_cached_tokens: int | None = None
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first: lower priority, then earlier arrival."""
-        return (self.params.priority, self.arrival)
+    def order(self) -> tuple[int, int, int]:
+        """Who goes first: lower priority, then earlier arrival, then lower sample index."""
+        return (self.params.priority, self.arrival, self.sample_index)
+
+    def copy(self, **changes: Any) -> Request:
+        """The same request with the same tokens, not started: no slot, no blocks."""
+        kept = ("id", "arrival", "num_prompt", "params", "seed", "max_len", "stop_ids", "eos_ids",
+                "namespace")  # fmt: skip
+        values = {name: getattr(self, name) for name in kept}
+        return Request(**{**values, "tokens": list(self.tokens), **changes})
 
     @property
     def num_tokens(self) -> int:

@@ -18,8 +18,8 @@ from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.kv_cache import block_bytes, choose_num_blocks
 from pagedjax.mesh import make_mesh
 from pagedjax.params import Params, check_arrays, check_params
+from pagedjax.plan import Plan
 from pagedjax.programs import Programs, use_compilation_cache
-from pagedjax.scheduler import Plan
 from pagedjax.stats import CompileReport
 from pagedjax.step import EngineState, StepConfig, make_state
 
@@ -31,7 +31,7 @@ class InFlight(NamedTuple):
     """A dispatched step whose results the host has not read."""
 
     plan: Plan
-    tokens: jax.Array | None  # [R], the first ones are those of plan.sampling_rows
+    tokens: jax.Array | None  # [R], the first ones are those of plan.samplers
     scores: jax.Array | None  # [Sp]
 
 
@@ -65,12 +65,14 @@ class Runner:
         """Start a step and return at once."""
         shape = self.buckets.fit(plan)
         batch = self._packer.pack(plan, shape)
+        if plan.copies:
+            self._state = self._programs.copy(self._state, *self._packer.copies(plan))
         self._state, chunk_hidden, hidden = self._programs.forward(self.params, self._state, batch)
         tokens = scores = None
-        rows = plan.sampling_rows
-        if rows:
+        samplers = plan.samplers
+        if samplers:
             arrays = self._packer.sampling(plan, shape)
-            greedy = all(row.request.params.temperature == 0 for row in rows)
+            greedy = all(request.params.temperature == 0 for request in samplers)
             slot_tokens, tokens = self._programs.sample(
                 self.params, self._state, hidden, arrays, greedy
             )
@@ -95,6 +97,9 @@ class Runner:
         for shape in self.buckets.shapes():
             batch, arrays = self._packer.pack(empty, shape), self._packer.sampling(empty, shape)
             self._programs.warm(self.params, self._state, batch, arrays)
+        for size in self.buckets.copy_buckets:
+            copies = self._packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
+            self._programs.warm_copy(self._state, *copies)
         report = list(self._programs.seconds.items())[before:]
         return CompileReport(
             shapes=tuple(" ".join(map(str, key)) for key, _ in report),

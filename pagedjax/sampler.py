@@ -25,6 +25,7 @@ class SamplingArrays:
     slots: jax.Array  # [R]
     num_prompt: jax.Array  # [R]; output position t = tokens so far - num_prompt
     seeds: jax.Array  # [R] uint32
+    samples: jax.Array  # [R] uint32, index i among the samples of the prompt
     temperature: jax.Array  # [R]; 0 is greedy
     top_k: jax.Array  # [R]; < 1 or >= V is off
     top_p: jax.Array  # [R]; 1 is off
@@ -45,7 +46,7 @@ def sample(
 ) -> jax.Array:  # [R]
     """A token per row by its own parameters; rows do not influence each other."""
     weights = filtered_weights(logits, arrays)
-    drawn = draw(weights, uniform(arrays.seeds, jnp.zeros_like(arrays.seeds), positions))
+    drawn = draw(weights, uniform(arrays.seeds, arrays.samples, positions))
     return jnp.where(arrays.temperature == 0, greedy(logits), drawn)
 
 

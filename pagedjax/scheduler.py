@@ -9,6 +9,9 @@ second plan may be made before the first is committed. The words of one request'
 
 A request in prefill computes chunks of the tokens that the host knows. Once its last token was
 sampled in its slot, it decodes: one token a step, whose value only the device needs to know.
+
+Full blocks enter the prefix trie when the step that computes them is planned, so the next plan may
+hit them: the device runs in order. Blocks of generated text enter when their tokens are known.
 """
 
 from __future__ import annotations
@@ -16,57 +19,35 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pagedjax.blocks import BlockPool
+from pagedjax.holdings import Holdings
+from pagedjax.plan import Plan, Row
 from pagedjax.request import FinishReason, Request, Status
 
 
-class Row(NamedTuple):
-    """One request's share of a step: positions [start, start + num_tokens).
+class Scheduler:
+    """First come, first served within a priority, under a token budget, slots and blocks.
 
-    samples: the logits of the last of these positions choose the request's next token.
+    prefix_caching: whether full blocks are kept and found again by their tokens.
     """
 
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-
-    @property
-    def end(self) -> int:
-        """One past the last position."""
-        return self.start + self.num_tokens
-
-
-class Plan(NamedTuple):
-    """A step. `decode` rows have one token, taken from the slot; `chunks` bring known tokens."""
-
-    decode: list[Row]
-    chunks: list[Row]
-
-    @property
-    def rows(self) -> list[Row]:
-        """All rows, in the order of their tokens in the step."""
-        return self.decode + self.chunks
-
-    @property
-    def sampling_rows(self) -> list[Row]:
-        """The rows that bring a token, in the order in which `commit` takes the tokens."""
-        return [row for row in self.rows if row.samples]
-
-
-class Scheduler:
-    """First come, first served within a priority, under a token budget, slots and blocks."""
-
-    def __init__(self, blocks: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool = True,
+    ) -> None:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._holdings = Holdings(blocks, max_num_seqs, prefix_caching)
         self.num_preemptions = 0
         self.num_waiting = 0
+        self.prefix_hit_tokens = 0
+        self.prefix_query_tokens = 0
         self.running: list[Request] = []  # by Request.order
-        self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; may hold finished ones
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._waiting: list[tuple[tuple[int, int, int], Request]] = []  # a heap, finished included
         # Blocks kept free at admission, so that a new prompt does not evict a running request.
         self._watermark = blocks.num_blocks // 100
 
@@ -75,7 +56,7 @@ class Scheduler:
         return bool(self.running) or self.num_waiting > 0
 
     def add(self, request: Request) -> None:
-        """Queue a new request."""
+        """Queue a new request. Its siblings start with it, when its prompt has been computed."""
         self._enqueue(request)
 
     def abort(self, request: Request) -> None:
@@ -85,10 +66,11 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step: decode rows first, then chunks, then newly admitted prompts."""
         preemptions = self.num_preemptions
-        decode = self._schedule_decode()
+        copies: list[tuple[int, int]] = []
+        decode = self._schedule_decode(copies)
         budget = self.max_num_batched_tokens - len(decode)
         chunks: list[Row] = []
-        for request in self.running:
+        for request in list(self.running):  # a copy: siblings may join
             if budget and self._in_prefill(request):
                 chunks.append(self._chunk(request, budget))
                 budget -= chunks[-1].num_tokens
@@ -98,18 +80,19 @@ class Scheduler:
                 budget -= chunks[-1].num_tokens
         for row in decode + chunks:
             self._advance(row)
-        return Plan(decode, chunks)
+        return Plan(decode, chunks, copies)
 
     def commit(self, plan: Plan, token_ids: Sequence[int]) -> list[Request]:
-        """Take the tokens of a plan's sampling rows; return the requests that made progress."""
+        """Take the tokens of a plan's samplers; return the requests that made progress."""
         progressed = []
-        for row, token in zip(plan.sampling_rows, token_ids, strict=True):
-            if row.request.is_finished:  # aborted, or stopped by the token before
+        for request, token in zip(plan.samplers, token_ids, strict=True):
+            if request.is_finished:  # aborted, or stopped by the token before
                 continue
-            row.request.num_pending -= 1
-            row.request.tokens.append(token)
-            self._stop_if_done(row.request, token)
-            progressed.append(row.request)
+            request.num_pending -= 1
+            request.tokens.append(token)
+            self._holdings.enter_full_blocks(request)
+            self._stop_if_done(request, token)
+            progressed.append(request)
         for row in plan.chunks:
             request = row.request
             if request.score and not request.is_finished:
@@ -118,17 +101,38 @@ class Scheduler:
                     self._finish(request, "length")
         return progressed
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start `child`, a copy of `parent` with nothing in flight, at the parent's last token.
+
+        A decoding parent shares all its blocks; whoever first writes into a shared one gets a
+        copy. Otherwise, or without a free slot, the child waits like a new request.
+        """
+        if parent.slot_has_token and self._holdings.free_slots:
+            self._join(child, parent, parent.num_computed)
+        else:
+            self._enqueue(child)
+
+    def rollback(self, request: Request, num_tokens: int) -> None:
+        """Drop the last tokens of a request with nothing in flight, and their keys."""
+        del request.tokens[len(request.tokens) - num_tokens :]
+        if request.status is Status.RUNNING:
+            self._holdings.rewind(request)
+
     def restart(self) -> None:
-        """Queue every running request again and forget what is in flight, after a failed step."""
+        """Queue every running request again and forget what is in flight, after a failed step.
+
+        What that step was to compute may be in the trie, so the trie is emptied.
+        """
         for request in list(self.running):
             self._preempt(request)
         for _, request in self._waiting:
             request.num_pending = 0
+        self.blocks.clear()
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and queues agree with each other."""
         self.blocks.check(request.block_ids for request in self.running)
-        slots = [request.slot for request in self.running] + self._free_slots
+        slots = [request.slot for request in self.running] + self._holdings.free_slots
         assert len(set(slots)) == len(slots), "a slot is owned twice"
         for _, request in self._waiting:
             assert request.is_finished or not request.block_ids, "a waiting request holds blocks"
@@ -137,63 +141,88 @@ class Scheduler:
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def _schedule_decode(self) -> list[Row]:
+    def _schedule_decode(self, copies: list[tuple[int, int]]) -> list[Row]:
         rows: list[Row] = []
-        for request in list(self.running):  # a copy: growing may preempt those at the end
+        for request in list(self.running):  # a copy: making room may preempt those at the end
             if len(rows) == self.max_num_batched_tokens:
                 break
             at_limit = request.num_pending and request.num_tokens >= request.max_len
-            if request.status is not Status.RUNNING or not request.slot_has_token or at_limit:
+            if request.status is not Status.RUNNING or at_limit:
                 continue
-            if self._grow(request):
-                rows.append(Row(request, request.num_computed, 1, samples=True))
+            if self._make_room(request, copies) and request.slot_has_token:
+                rows.append(Row(request, request.num_computed, 1, samples=(request,)))
         return rows
 
-    def _grow(self, request: Request) -> bool:
-        """Give `request` the block of its next token, preempting the newest; False if itself."""
-        need = self.blocks.blocks_for(request.num_computed + 1) - len(request.block_ids)
-        while not self.blocks.can_allocate(need):
+    def _make_room(self, request: Request, copies: list[tuple[int, int]]) -> bool:
+        """Give `request` a block of its own to write next; False if it had to be preempted.
+
+        The newest requests are preempted until there is a block. A shared or cached block is
+        replaced by a copy; preempting the others that share it may make that needless.
+        """
+        while not self._holdings.can_write(request):
+            if self.blocks.can_allocate(1):
+                copy = self._holdings.take_block(request)
+                copies += [copy] if copy else []
+                break
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        request.block_ids += self.blocks.allocate(need)
         return True
 
     def _admit(self) -> Request | None:
         """Move the first waiting request to running, with the blocks of all its known tokens."""
         while self._waiting and self._waiting[0][1].is_finished:
             heapq.heappop(self._waiting)
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._holdings.free_slots:
             return None
         request = self._waiting[0][1]
-        need = self.blocks.blocks_for(request.num_tokens)
-        if not self.blocks.can_allocate(need + (self._watermark if self.running else 0)):
+        if not self._holdings.start(request, self._watermark if self.running else 0):
             return None
         heapq.heappop(self._waiting)
         self.num_waiting -= 1
-        request.block_ids = self.blocks.allocate(need)
-        request.slot = self._free_slots.pop()
-        request.status = Status.RUNNING
-        bisect.insort(self.running, request, key=lambda each: each.order)
+        self._run(request)
+        if request.num_cached_tokens is None and not request.score:
+            request.num_cached_tokens = request.num_computed
+            self.prefix_hit_tokens += request.num_computed
+            self.prefix_query_tokens += request.num_tokens
         return request
 
     @staticmethod
     def _in_prefill(request: Request) -> bool:
         return not request.slot_has_token and _num_computable(request) > 0
 
-    @staticmethod
-    def _chunk(request: Request, budget: int) -> Row:
+    def _chunk(self, request: Request, budget: int) -> Row:
         count = min(_num_computable(request), budget)
-        last = request.num_computed + count == request.num_tokens
-        return Row(request, request.num_computed, count, samples=last and not request.score)
+        end = request.num_computed + count
+        samples: tuple[Request, ...] = ()
+        if end == request.num_tokens and not request.score:
+            samples = (request, *self._start_siblings(request, end))
+        return Row(request, request.num_computed, count, samples)
 
-    @staticmethod
-    def _advance(row: Row) -> None:
-        row.request.num_computed += row.num_tokens
-        if row.samples:
-            row.request.num_pending += 1
-            row.request.slot_has_token = True
+    def _start_siblings(self, request: Request, num_computed: int) -> list[Request]:
+        """Let those that wait for this prompt share it; without a slot they queue for one."""
+        started = []
+        for sibling in request.siblings:
+            if self._holdings.free_slots:
+                self._join(sibling, request, num_computed)
+                sibling.num_cached_tokens = request.num_cached_tokens
+                started.append(sibling)
+            else:
+                self._enqueue(sibling)
+        request.siblings = []
+        return started
+
+    def _advance(self, row: Row) -> None:
+        """Count the row as done: whatever is planned next runs after it."""
+        request = row.request
+        request.num_computed += row.num_tokens
+        self._holdings.enter_full_blocks(request)
+        for each in row.samples:
+            each.num_pending += 1
+            each.slot_has_token = True
+            if each is not request:
+                each.nodes = list(request.nodes)
 
     # -- changing state ------------------------------------------------------------------------
 
@@ -201,6 +230,14 @@ class Scheduler:
         request.status = Status.WAITING
         heapq.heappush(self._waiting, (request.order, request))
         self.num_waiting += 1
+
+    def _join(self, child: Request, parent: Request, num_computed: int) -> None:
+        self._holdings.join(child, parent, num_computed)
+        self._run(child)
+
+    def _run(self, request: Request) -> None:
+        request.status = Status.RUNNING
+        bisect.insort(self.running, request, key=lambda each: each.order)
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue, to be recomputed; a token of it in flight is still accepted."""
@@ -210,11 +247,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.running.remove(request)
-        self.blocks.release(request.block_ids)
-        assert request.slot is not None
-        self._free_slots.append(request.slot)
-        request.block_ids, request.slot = [], None
-        request.num_computed, request.slot_has_token = 0, False
+        self._holdings.release(request)
 
     def _finish(
         self, request: Request, reason: FinishReason, stop_reason: int | str | None = None

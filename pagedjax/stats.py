@@ -66,12 +66,12 @@ class Tally:
             num_running=len(scheduler.running),
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
-            num_cached_blocks=0,
-            num_referenced_blocks=blocks.num_blocks - blocks.num_free,
+            num_cached_blocks=blocks.num_cached,
+            num_referenced_blocks=blocks.num_referenced,
             kv_utilization=kv_utilization(scheduler),
             mean_kv_utilization=self.utilization_sum / max(self.steps, 1),
-            prefix_hit_tokens=0,
-            prefix_query_tokens=0,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            prefix_query_tokens=scheduler.prefix_query_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_compilations=num_compilations,
             prompt_tokens=self.prompt_tokens,
@@ -84,6 +84,11 @@ class Tally:
 def kv_utilization(scheduler: Scheduler) -> float:
     """Share of the referenced blocks' token slots that hold keys; 0 when no block is referenced."""
     blocks = scheduler.blocks
-    slots = (blocks.num_blocks - blocks.num_free) * blocks.block_size
-    stored = sum(request.num_computed for request in scheduler.running)
-    return stored / slots if slots else 0.0
+    slots = blocks.num_referenced * blocks.block_size
+    # Only the end of a table can be unfilled; a tail that several share counts once.
+    unfilled = sum(
+        (len(each.block_ids) * blocks.block_size - each.num_computed)
+        / blocks.num_refs(each.block_ids[-1])
+        for each in scheduler.running
+    )
+    return 1 - unfilled / slots if slots else 0.0

@@ -75,7 +75,8 @@ def forward(
         _attention_inputs(state, batch, decode_positions),
     )  # fmt: skip
     lengths = state.lengths.at[batch.decode_slots].set(decode_positions + 1, mode="drop")
-    lengths = lengths.at[batch.slots].set(batch.context_lens, mode="drop")
+    row_lengths = positions[batch.logit_rows] + 1
+    lengths = lengths.at[batch.logit_slots].set(row_lengths, mode="drop")
     chunks = hidden[batch.decode_slots.shape[0] :]
     return EngineState(cache, state.tokens, lengths), chunks, hidden[batch.logit_rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,12 @@ class Detokenizer:
         self._ids = [] if self._decode(context).endswith(REPLACEMENT) else context
         self._context_end = len(self._ids)
         self.text = ""
+
+    def copy(self) -> Detokenizer:
+        """A detokenizer that goes on from here by itself."""
+        twin = copy.copy(self)
+        twin._ids = list(self._ids)
+        return twin
 
     def append(self, token_ids: Sequence[int], final: bool = False) -> str:
         """The text that became certain with these tokens; `final` releases all that is held."""

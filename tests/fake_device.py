@@ -7,8 +7,9 @@ slot or length anywhere therefore changes the output, or is noticed at once.
 
 from collections import deque
 
+from pagedjax.plan import Plan, Row
 from pagedjax.request import Request
-from pagedjax.scheduler import Plan, Row, Scheduler
+from pagedjax.scheduler import Scheduler
 
 VOCAB = 1000
 
@@ -39,12 +40,14 @@ class FakeDevice:
 
     def run(self, plan: Plan) -> list[int]:
         """Compute a plan; the tokens of its sampling rows."""
+        for source, target in plan.copies:
+            self._pool[target] = list(self._pool[source])
         for row in plan.decode:
             assert row.num_tokens == 1 and self._lengths[row.request.slot] == row.start
             self._write(row, [self._last_token[row.request.slot]])
         for row in plan.chunks:
             self._write(row, row.request.tokens[row.start : row.end])
-        return [self._sample(row) for row in plan.sampling_rows]
+        return [self._sample(row, each) for row in plan.rows for each in row.samples]
 
     def _write(self, row: Row, tokens: list[int | None]) -> None:
         assert len(tokens) == row.num_tokens, "a chunk asks for tokens that the host does not know"
@@ -53,14 +56,15 @@ class FakeDevice:
             self._pool[block][position % self._block_size] = token
         self._lengths[row.request.slot] = row.end
 
-    def _sample(self, row: Row) -> int:
+    def _sample(self, row: Row, request: Request) -> int:
         blocks = row.request.block_ids
         context = [
             self._pool[blocks[position // self._block_size]][position % self._block_size]
             for position in range(row.end)
         ]
-        self._last_token[row.request.slot] = next_token(context)
-        return self._last_token[row.request.slot]
+        self._lengths[request.slot] = row.end
+        self._last_token[request.slot] = next_token(context)
+        return self._last_token[request.slot]
 
 
 class Driver:

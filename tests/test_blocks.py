@@ -40,7 +40,7 @@ def test_nothing_can_be_taken():
 def test_too_many_are_a_memory_error_that_names_both_numbers():
     pool = BlockPool(5, 4)
     pool.allocate(3)
-    with pytest.raises(MemoryError, match="3 blocks wanted, 2 of 5 free"):
+    with pytest.raises(MemoryError, match="3 blocks wanted; 2 of 5 free, 0 cached"):
         pool.allocate(3)
 
 

@@ -254,7 +254,7 @@ def test_an_option_at_the_edge_of_its_range_is_accepted(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("attention", "pallas"), ("attention", "pallas_interpret"), ("kv_cache_dtype", "int8"),
-     ("kv_cache_dtype", "fp8"), ("enable_prefix_caching", True)],
+     ("kv_cache_dtype", "fp8")],
 )  # fmt: skip
 def test_a_later_option_is_refused_by_name(name, value):
     with pytest.raises(NotImplementedError, match=f"{name}={value}|{name}={value!r}"):

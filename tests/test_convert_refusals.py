@@ -79,8 +79,8 @@ def test_bad_sources(tmp_path):
         ({"model_type": "mamba"}, NotImplementedError, "mamba"),
         ({"hidden_act": "gelu"}, NotImplementedError, "gelu"),
         ({"hidden_size": None}, ValueError, "hidden_size"),
-        ({"num_attention_heads": 0}, ValueError, "config"),
-        ({"num_attention_heads": "8"}, ValueError, "config"),
+        ({"num_attention_heads": 0}, ValueError, "num_heads=0"),
+        ({"num_attention_heads": "8"}, ValueError, "num_heads='8'"),
     ],
 )
 def test_bad_configs(tmp_path, entry, kind, text):

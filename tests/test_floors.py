@@ -14,9 +14,9 @@ CONVERT = "pagedjax.convert"
 FLOORS = {
     0: "pallas_kernels pallas_kernels.* config version one_line mesh",
     1: "request blocks params kv_cache layers sampler text",
-    2: "scheduler attention transcript intake",
-    3: "batch stats models models.*",
-    4: "step programs checkpoint",
+    2: "plan holdings attention transcript intake",
+    3: "scheduler scores batch models models.*",
+    4: "stats step programs checkpoint",
     5: "runner engine convert convert.*",
     6: "llm",
     7: "pagedjax __main__ convert.__main__",
@@ -27,7 +27,7 @@ NEIGHBOURS = {
     ("pagedjax.engine", "pagedjax.runner"),
 }
 # Host state: these import the standard library and each other.
-STDLIB = {f"pagedjax.{name}" for name in ("config", "request", "blocks", "scheduler")}
+STDLIB = {f"pagedjax.{name}" for name in ("config", "request", "blocks", "plan", "holdings", "scheduler")}
 
 MAX_FILE, MAX_FUNCTION = 300, 60  # lines
 

@@ -35,6 +35,7 @@ REFUSED = {
     "skip_special_tokens": ["no", None, 2],
     "detokenize": ["no", None, 2],
     "priority": [0.5, "0", None, True, NAN],
+    "cache_salt": [1, b"salt", ["a"]],
 }
 
 ACCEPTED = {
@@ -49,13 +50,14 @@ ACCEPTED = {
     "ignore_eos": [True],
     "skip_special_tokens": [False],
     "detokenize": [False],
+    "n": [1, 8],
+    "cache_salt": ["salt", None],
 }
 
 LATER = {
-    "n": 2, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
     "min_tokens": 1, "stop": ["x"], "include_stop_str_in_output": True, "logit_bias": {3: 1.0},
     "allowed_token_ids": [3], "bad_words": ["x"], "logprobs": 0, "prompt_logprobs": 1,
-    "cache_salt": "salt",
 }  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def request(**changes):
 
 
 def test_priority_orders_before_arrival():
-    assert request().order == (-2, 3)
+    assert request().order == (-2, 3, 0)
 
 
 def test_tokens_in_flight_count():

@@ -7,9 +7,9 @@ import pytest
 
 from pagedjax.batch import Buckets, Packer
 from pagedjax.mesh import make_mesh
+from pagedjax.plan import Plan, Row
 from pagedjax.request import Request, SamplingParams
-from pagedjax.sampler import SamplingArrays, draw, filtered_weights, sample, uniform
-from pagedjax.scheduler import Plan, Row
+from pagedjax.sampler import SamplingArrays, draw, filtered_weights, sample, top_p_mask, uniform
 from tests.numpy_filters import probabilities, reaching
 
 DRAWS = 20_000
@@ -30,6 +30,7 @@ def sampling(rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=0):
         slots=filled(0, np.int32),
         num_prompt=filled(0, np.int32),
         seeds=filled(seeds, np.uint32),
+        samples=filled(0, np.uint32),
         temperature=filled(temperature, np.float32),
         top_k=filled(top_k, np.int32),
         top_p=filled(top_p, np.float32),
@@ -133,6 +134,14 @@ def test_top_p_counts_only_what_top_k_left():
 @pytest.mark.parametrize(("top_p", "ids"), [(0.25, [0]), (0.5, [0, 1]), (0.51, [0, 1, 2])])
 def test_top_p_that_is_reached_exactly_keeps_no_further_token(top_p, ids):
     assert kept_ids([0, 0, 0, 0], top_p=top_p) == ids
+
+
+@pytest.mark.parametrize(("top_p", "ids"), [(0.5, [2]), (0.625, [0, 2]), (0.75, [0, 1, 2])])
+def test_top_p_that_a_better_level_reaches_takes_none_of_the_next(top_p, ids):
+    """All sums are exact in float32."""
+    weights = repeated([0.125, 0.125, 0.5, 0.125, 0.125], 1)
+    kept = top_p_mask(weights, jnp.full(1, top_p, jnp.float32))
+    assert np.flatnonzero(kept[0]).tolist() == ids
 
 
 @pytest.mark.parametrize("top_p", [0.01, 1e-30, 1e-38, 1e-40, 1e-45, 1e-60])
@@ -352,7 +361,7 @@ def packed(**params):
         id="a", arrival=0, tokens=[1, 2], num_prompt=2, params=SamplingParams(**params), seed=0,
         max_len=5, stop_ids=frozenset(), eos_ids=frozenset(), slot=0,
     )  # fmt: skip
-    plan = Plan([], [Row(request, 0, 2, samples=True)])
+    plan = Plan([], [Row(request, 0, 2, samples=(request,))])
     packer = Packer(Buckets(4, 64), num_blocks=10, table_width=4, mesh=make_mesh())
     arrays = packer.sampling(plan, packer.buckets.fit(plan))
     weights = filtered_weights(repeated([0, 1, 2, 3], arrays.slots.shape[0]), arrays)

@@ -48,13 +48,15 @@ class World:
     def rows_of(self, request):
         """(start, num_tokens, samples) of every row that the request had so far."""
         rows = [row for plan in self.driver.plans for row in plan.rows]
-        return [tuple(row[1:]) for row in rows if row.request is request]
+        return [
+            (row.start, row.num_tokens, bool(row.samples)) for row in rows if row.request is request
+        ]
 
     def assert_home(self):
         """Every block and every slot has been given back."""
         self.scheduler.check()
         assert not self.scheduler.has_unfinished()
-        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+        assert self.scheduler.blocks.num_referenced == 0
 
 
 def assert_right(request, length, reason="length"):
@@ -192,8 +194,9 @@ def test_one_budget_is_shared_by_the_chunks_of_several_prompts():
 def test_a_budget_below_the_rows_serves_the_oldest():
     world = World(budget=2)
     for _ in range(3):
-        world.add(2, max_tokens=4)
+        world.add(2, max_tokens=12)
     assert finish_order(world) == ["r0", "r1", "r2"]
+    assert max(len(plan.decode) for plan in world.driver.plans) == 2
 
 
 @IN_FLIGHT
@@ -298,6 +301,18 @@ def test_the_least_important_newest_is_preempted(priorities, victim, in_flight):
     run_until_preemption(world)
     waiting = [each for each in world.requests if each.status is Status.WAITING]
     assert waiting == [world.requests[victim]]
+
+
+@IN_FLIGHT
+def test_an_urgent_request_that_came_last_is_not_the_victim(in_flight):
+    world = World(5, in_flight=in_flight)
+    for priority in (0, 0, -1):
+        world.add(4, max_tokens=12, priority=priority)
+        world.driver.step()
+    run_until_preemption(world)
+    assert [each.status for each in world.requests] == [
+        Status.RUNNING, Status.WAITING, Status.RUNNING,
+    ]  # fmt: skip
 
 
 @IN_FLIGHT
@@ -464,7 +479,7 @@ def test_the_blocks_of_an_abort_are_free_at_once():
     request = world.add(16)
     world.driver.dispatch()
     world.scheduler.abort(request)
-    assert world.scheduler.blocks.num_free == 4
+    assert world.scheduler.blocks.can_allocate(4)
 
 
 @IN_FLIGHT
