@@ -6,6 +6,8 @@ CONVERTED := .models/SmolLM2-135M-Instruct
 CANDIDATES := $(PYTHON) python3.12 python3.13 python3.14 python3 python \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Much of a test's time is one thread compiling; a file stays with one worker, and its fixtures too.
+WORKERS := -n 2 --dist loadfile
 
 .PHONY: demo test test-all lint format clean
 
@@ -14,10 +16,10 @@ demo: $(VENV)/.installed $(MODEL)
 	@$(BIN)/python examples/demo.py $(CONVERTED)
 
 test: $(VENV)/.installed-test $(MODEL)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 test-all: $(VENV)/.installed-test $(MODEL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from pagedjax.params import Params, check_alive, check_replacement
 from pagedjax.request import Request, RequestOutput, SamplingParams
 from pagedjax.runner import InFlight, Runner
 from pagedjax.scheduler import Scheduler
-from pagedjax.scores import Scores
+from pagedjax.scores import Scores, keep_candidates
 from pagedjax.stats import CompileReport, EngineStats, Tally
 from pagedjax.transcript import Transcript
 
@@ -156,6 +156,8 @@ class Engine:
         tokens = [] if done.tokens is None else np.asarray(done.tokens)[:count].tolist()
         if done.scores is not None:
             self._scores.keep(done.plan, np.asarray(done.scores))
+        if done.ranked is not None:
+            keep_candidates(done.plan, *map(np.asarray, done.ranked))
         progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
         for request_id in dict.fromkeys(request.id for request in progressed):

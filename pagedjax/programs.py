@@ -26,6 +26,7 @@ class Programs:
     """Forward, sample and score for one StepConfig."""
 
     def __init__(self, config: StepConfig) -> None:
+        self._config = config
         self._forward = jax.jit(partial(step.forward, config), donate_argnums=1)
         self._sample = {
             greedy: jax.jit(partial(step.sample, config, greedy), donate_argnums=1)
@@ -52,6 +53,12 @@ class Programs:
         """See `step.sample`. The slots' tokens are donated."""
         args = (_outer(params), state.tokens, state.lengths, hidden, arrays)
         return self._compile(_sample_key(hidden, greedy), self._sample[greedy], *args)(*args)
+
+    def rank(self, params: Params, hidden: Any, count: int) -> Any:
+        """See `step.rank`."""
+        function = jax.jit(partial(step.rank, self._config, count))
+        args = (_outer(params), hidden)
+        return self._compile(("rank", count, hidden.shape[0]), function, *args)(*args)
 
     def score(self, params: Params, hidden: Any, targets: jax.Array) -> Any:
         """See `step.score`."""

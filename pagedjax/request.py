@@ -139,6 +139,8 @@ class Request:
     num_pending: tokens sampled by dispatched steps that the host has not read yet (0 or 1).
     max_len: prompt + output tokens at which the request ends with "length".
     score: True for a request that only scores its tokens and generates none.
+    num_candidates: above 0, the request draws nothing: once all its tokens are computed, its
+        `candidates` are the most likely next tokens with their log probabilities.
     sample_index: i of the n samples of one prompt; siblings: the others, until they start.
     namespace: prefix cache entries are shared within it alone.
     nodes: the request's full blocks in the prefix trie, entered under weights `cache_version`.
@@ -155,6 +157,8 @@ class Request:
     stop_ids: frozenset[int]
     eos_ids: frozenset[int]
     score: bool = False
+    num_candidates: int = 0
+    candidates: list[tuple[int, float]] | None = None
     num_computed: int = 0
     num_pending: int = 0
     block_ids: list[int] = field(default_factory=list)

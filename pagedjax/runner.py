@@ -33,6 +33,7 @@ class InFlight(NamedTuple):
     plan: Plan
     tokens: jax.Array | None  # [R], the first ones are those of plan.samplers
     scores: jax.Array | None  # [Sp]
+    ranked: tuple[jax.Array, jax.Array] | None = None  # [R, count] ids and log probabilities
 
 
 class Runner:
@@ -81,7 +82,9 @@ class Runner:
         if any(row.request.score for row in plan.chunks):
             targets = self._packer.targets(plan, shape)
             scores = self._programs.score(self.params, chunk_hidden, targets)
-        return InFlight(plan, tokens, scores)
+        count = max((request.num_candidates for request in samplers), default=0)
+        ranked = self._programs.rank(self.params, hidden, count) if count else None
+        return InFlight(plan, tokens, scores, ranked)
 
     def recover(self) -> None:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""

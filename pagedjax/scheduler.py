@@ -86,8 +86,8 @@ class Scheduler:
         """Take the tokens of a plan's samplers; return the requests that made progress."""
         progressed = []
         for request, token in zip(plan.samplers, token_ids, strict=True):
-            if request.is_finished:  # aborted, or stopped by the token before
-                continue
+            if request.is_finished or request.num_candidates:
+                continue  # aborted, or stopped by the token before; or it wants no token
             request.num_pending -= 1
             request.tokens.append(token)
             self._holdings.enter_full_blocks(request)
@@ -104,10 +104,11 @@ class Scheduler:
     def fork(self, parent: Request, child: Request) -> None:
         """Start `child`, a copy of `parent` with nothing in flight, at the parent's last token.
 
-        A decoding parent shares all its blocks; whoever first writes into a shared one gets a
-        copy. Otherwise, or without a free slot, the child waits like a new request.
+        A parent that has computed its prompt shares all its blocks; whoever first writes into a
+        shared one gets a copy. Otherwise, or without a free slot, the child waits like a new one.
         """
-        if parent.slot_has_token and self._holdings.free_slots:
+        is_computed = parent.status is Status.RUNNING and parent.num_uncomputed <= 1
+        if is_computed and parent.num_computed and self._holdings.free_slots:
             self._join(child, parent, parent.num_computed)
         else:
             self._enqueue(child)
@@ -219,6 +220,8 @@ class Scheduler:
         request.num_computed += row.num_tokens
         self._holdings.enter_full_blocks(request)
         for each in row.samples:
+            if each.num_candidates:
+                continue
             each.num_pending += 1
             each.slot_has_token = True
             if each is not request:

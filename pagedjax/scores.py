@@ -1,4 +1,5 @@
-"""Log probabilities of the texts that are being scored, filled in chunk by chunk."""
+"""Log probabilities for those who ask for them instead of tokens: of given texts, and of the
+most likely next tokens."""
 
 from __future__ import annotations
 
@@ -33,3 +34,11 @@ class Scores:
     def close(self, requests: Iterable[Request]) -> list[np.ndarray]:
         """Hand the arrays over."""
         return [self._arrays.pop(request) for request in requests]
+
+
+def keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
+    """Hand each request that asked for them its most likely next tokens; arrays are [R, count]."""
+    for index, request in enumerate(plan.samplers):
+        if request.num_candidates:
+            best = zip(ids[index].tolist(), logprobs[index].tolist(), strict=True)
+            request.candidates = list(best)[: request.num_candidates]

@@ -124,6 +124,18 @@ def score(
     return scores.reshape(-1)[: targets.shape[0]]
 
 
+def rank(
+    config: StepConfig,
+    count: int,
+    params: Params,
+    hidden: jax.Array,  # [R, E]
+) -> tuple[jax.Array, jax.Array]:  # [R, count] ids and float32 log probabilities
+    """The `count` most likely next tokens of each row, best first, lower ids first on ties."""
+    logits = models.family(config.model.model_type).logits(config.model, params, hidden)
+    best, ids = lax.top_k(logits, count)
+    return ids, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+
 def _attention_inputs(
     state: EngineState, batch: StepBatch, decode_positions: jax.Array
 ) -> AttentionInputs:

@@ -27,7 +27,9 @@ NEIGHBOURS = {
     ("pagedjax.engine", "pagedjax.runner"),
 }
 # Host state: these import the standard library and each other.
-STDLIB = {f"pagedjax.{name}" for name in ("config", "request", "blocks", "plan", "holdings", "scheduler")}
+STDLIB = {
+    f"pagedjax.{name}" for name in ("config", "request", "blocks", "plan", "holdings", "scheduler")
+}
 
 MAX_FILE, MAX_FUNCTION = 300, 60  # lines
 
