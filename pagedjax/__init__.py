@@ -1,5 +1,6 @@
 """pagedjax: paged, continuously batched LLM inference as a functional JAX engine."""
 
+from pagedjax.beam_search import BeamSearchOutput, BeamSequence
 from pagedjax.config import EngineConfig, ModelConfig, RopeScaling
 from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
@@ -11,6 +12,8 @@ from pagedjax.version import __version__
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSequence",
     "CompileReport",
     "CompletionOutput",
     "Engine",

@@ -41,9 +41,7 @@ class PoolAccounting:
         return self.physical_tokens / max(self.num_referenced_blocks * self.block_size, 1)
 
 
-def account(
-    blocks: BlockPool, tables: Iterable[tuple[Sequence[int], int]]
-) -> PoolAccounting:
+def account(blocks: BlockPool, tables: Iterable[tuple[Sequence[int], int]]) -> PoolAccounting:
     """Count the pool's blocks and the tokens in them.
 
     tables: of every live sequence, its block table and the number of its tokens with keys there;

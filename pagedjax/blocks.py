@@ -14,8 +14,11 @@ no two contents can be confused. A namespace holds everything else that changes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import islice
+
+MOST_TRIED = 8  # blocks looked at for one eviction
 
 
 class Node:
@@ -90,9 +93,11 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add one reference to each block; ValueError for one that holds nothing."""
+        blocks = list(blocks)
         for block in blocks:
             if not self._num_refs[block] and block not in self._cached:
                 raise ValueError(f"block {block} is free and cannot be shared")
+        for block in blocks:
             self._cached.pop(block, None)
             self._num_refs[block] += 1
 
@@ -102,9 +107,10 @@ class BlockPool:
         The last block goes first, so that of the blocks left in the cache a child is always
         evicted before its parent.
         """
-        for block in reversed(blocks):
-            if self._num_refs[block] < 1:
+        for block, count in Counter(blocks).items():
+            if self._num_refs[block] < count:
                 raise ValueError(f"block {block} is released twice")
+        for block in reversed(blocks):
             self._num_refs[block] -= 1
             if self._num_refs[block]:
                 continue
@@ -165,15 +171,34 @@ class BlockPool:
         self.version += 1
 
     def _evict(self) -> None:
-        """Free the least recently used cached block, and whatever is found only through it."""
-        block = next(iter(self._cached))
-        node = self._nodes[block]
-        assert node is not None
+        """Free a least recently used cached block, and whatever is found only through it."""
+        node = self._victim()
         assert node.parent is not None
         del node.parent.children[node.key]
         if node.parent.parent is None and not node.parent.children:
             del self._roots[node.parent.key]
         self._detach(node)
+
+    def _victim(self) -> Node:
+        """A leaf, if one of the oldest blocks leads to one.
+
+        A block is older than its children only where requests hold different copies of one
+        content; then the oldest may have descendants that are younger or in use.
+        """
+        for block in islice(self._cached, MOST_TRIED):
+            node = self._nodes[block]
+            assert node is not None
+            while node.children:
+                cached = (each for each in node.children.values() if each.block in self._cached)
+                child = next(cached, None)
+                if child is None:
+                    break
+                node = child
+            else:
+                return node
+        oldest = self._nodes[next(iter(self._cached))]
+        assert oldest is not None
+        return oldest
 
     def _detach(self, top: Node) -> None:
         """Take a subtree out of the trie. Its unreferenced blocks become free."""

@@ -47,10 +47,10 @@ class Engine:
         self._runner = Runner(model_config, params, config)
         blocks = BlockPool(self._runner.num_blocks, config.block_size)
         budget = self._runner.buckets.max_num_batched_tokens
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             blocks, config.max_num_seqs, budget, config.enable_prefix_caching is not False
         )
-        self._intake = Intake(model_config, self.max_model_len, blocks, config.seed, tokenizer)
+        self.intake = Intake(model_config, self.max_model_len, blocks, config.seed, tokenizer)
         self._in_flight: deque[InFlight] = deque()
         self._transcripts: dict[str, Transcript] = {}
         self._scores = Scores()
@@ -77,14 +77,14 @@ class Engine:
         if request_id in self._transcripts:
             raise ValueError(f"request id {request_id!r} is in use; finish or abort it first")
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self._intake.request(request_id, prompt, params, self._next_arrival())
+        return self.intake.request(request_id, prompt, params, self.next_arrival())
 
     def queue_request(self, request: Request) -> None:
         """Queue what `make_request` returned."""
         samples = [request, *request.siblings]
         self._transcripts[request.id] = Transcript(samples, self.tokenizer)
         self._tally.prompt_tokens += request.num_prompt
-        self._scheduler.add(request)
+        self.scheduler.add(request)
 
     def add_request(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -107,12 +107,12 @@ class Engine:
         self._unread = [each for each in self._unread if each.request_id != request_id]
         for request in transcript.samples:
             if not request.is_finished:
-                self._scheduler.abort(request)
+                self.scheduler.abort(request)
         return transcript.snapshot()
 
     def has_unfinished_requests(self) -> bool:
         """True while a request waits or runs, or an output waits to be read."""
-        return self._scheduler.has_unfinished() or bool(self._unread)
+        return self.scheduler.has_unfinished() or bool(self._unread)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -126,10 +126,10 @@ class Engine:
         start = time.perf_counter()
         check_alive(self.params)
         try:
-            plan = self._scheduler.schedule()
+            plan = self.scheduler.schedule()
             if plan.rows:
                 self._in_flight.append(self._runner.dispatch(plan))
-                self._tally.add_step(self._scheduler)
+                self._tally.add_step(self.scheduler)
             if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
                 self._commit(self._in_flight.popleft())
         except BaseException:
@@ -158,7 +158,7 @@ class Engine:
             self._scores.keep(done.plan, np.asarray(done.scores))
         if done.ranked is not None:
             keep_candidates(done.plan, *map(np.asarray, done.ranked))
-        progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
+        progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
         for request_id in dict.fromkeys(request.id for request in progressed):
             transcript = self._transcripts[request_id]
@@ -166,7 +166,8 @@ class Engine:
             if transcript.is_finished:
                 del self._transcripts[request_id]
 
-    def _next_arrival(self) -> int:
+    def next_arrival(self) -> int:
+        """A number that no earlier request has."""
         self._num_arrivals += 1
         return self._num_arrivals - 1
 
@@ -181,7 +182,7 @@ class Engine:
     def _recover(self) -> None:
         """After a failed step: nothing in flight, nothing running, a state that exists."""
         self._in_flight.clear()
-        self._scheduler.restart()
+        self.scheduler.restart()
         self._runner.recover()
 
     # -- scoring, weights, compilation ----------------------------------------------------------
@@ -199,19 +200,19 @@ class Engine:
         scored = [request for request in requests if len(request.tokens) > 1]
         try:
             for request in scored:
-                self._scheduler.add(request)
+                self.scheduler.add(request)
             while not all(request.is_finished for request in scored):
                 self.unread(self.step())
         finally:
             arrays = self._scores.close(requests)
             for request in scored:
                 if not request.is_finished:
-                    self._scheduler.abort(request)
+                    self.scheduler.abort(request)
         return arrays
 
     def _scoring_request(self, index: int, token_ids: Sequence[int]) -> Request:
         try:
-            return self._intake.scoring(token_ids, self._next_arrival())
+            return self.intake.scoring(token_ids, self.next_arrival())
         except ValueError as error:
             raise ValueError(f"token list {index}: {error}") from None
 
@@ -236,11 +237,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges, as plain numbers."""
-        return self._tally.stats(self._scheduler, self._runner.num_compilations)
+        return self._tally.stats(self.scheduler, self._runner.num_compilations)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Running requests keep their blocks and enter no more."""
-        self._scheduler.blocks.clear()
+        self.scheduler.blocks.clear()
 
     # -- forks ---------------------------------------------------------------------------------
 
@@ -262,12 +263,12 @@ class Engine:
             raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
         seeds = None if seeds is None else [check_seed(seed) for seed in seeds]
         for index, child_id in enumerate(new_request_ids):
-            arrival = self._next_arrival()
-            seed = self._intake.fresh_seed(arrival) if seeds is None else seeds[index]
+            arrival = self.next_arrival()
+            seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]
             child = parent.copy(id=child_id, arrival=arrival, seed=seed)
             child.num_cached_tokens = parent.num_cached_tokens
             self._transcripts[child_id] = self._transcripts[request_id].fork(child)
-            self._scheduler.fork(parent, child)
+            self.scheduler.fork(parent, child)
 
     def rollback(self, request_id: str, num_tokens: int) -> None:
         """Drop the last `num_tokens` output tokens of a request, and their keys.
@@ -282,7 +283,7 @@ class Engine:
         if not 0 <= num_tokens <= most:
             raise ValueError(f"num_tokens={num_tokens} must be from 0 to the {most} output tokens")
         if num_tokens:
-            self._scheduler.rollback(request, num_tokens)
+            self.scheduler.rollback(request, num_tokens)
             self._transcripts[request_id].rewind()
 
     def _drained(self, request_id: str, what: str) -> Request:

@@ -11,6 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from pagedjax import text
+from pagedjax.beam_search import BeamSearch, BeamSearchOutput
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
@@ -64,9 +65,9 @@ class LLM:
             index and why. "return": the good ones run, and a bad one's output has finish_reason
             "error" and the message as its stop_reason.
         """
-        one = isinstance(prompts, str) or (len(prompts) > 0 and _is_int(prompts[0]))
-        listed = [prompts] if one else list(prompts)
-        return self._complete(listed, lambda prompt: prompt, sampling_params, use_tqdm, on_error)
+        return self._complete(
+            _listed(prompts), lambda prompt: prompt, sampling_params, use_tqdm, on_error
+        )
 
     def chat(
         self,
@@ -89,6 +90,21 @@ class LLM:
         """Yield a snapshot whenever tokens arrive; closing the iterator aborts the request."""
         request = self.engine.make_request(self._new_id(), prompt, sampling_params)
         return self._run([request])
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beam_width: int,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best sequences of each prompt by beam search; see `beam_search`.
+
+        Ends with the model's end-of-sequence ids. Raises ValueError for a prompt that `generate`
+        would refuse, and for a width or penalty out of range.
+        """
+        search = BeamSearch(self.engine, beam_width, max_tokens, length_penalty)
+        return search.run(_listed(prompts))
 
     def compute_logprobs(self, token_lists: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """log p(token[i+1] | tokens[:i+1]) for each list: float32 arrays of length len - 1."""
@@ -180,6 +196,11 @@ def _failed(request_id: str, message: str) -> RequestOutput:
         finish_reason="error", stop_reason=message,
     )  # fmt: skip
     return RequestOutput(request_id, prompt_token_ids=[], outputs=[completion], finished=True)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    one = isinstance(prompts, str) or (len(prompts) > 0 and _is_int(prompts[0]))
+    return [prompts] if one else list(prompts)
 
 
 def _is_int(value: Any) -> bool:

@@ -121,7 +121,10 @@ class SamplingParams:
 
 
 class Status(enum.Enum):
-    """Where a request stands. Only RUNNING owns a slot and blocks; HELD waits for a sibling."""
+    """Where a request stands. Only RUNNING owns a slot and blocks.
+
+    HELD: not queued, since it waits for its sibling's prompt or for its next token.
+    """
 
     HELD = "held"
     WAITING = "waiting"

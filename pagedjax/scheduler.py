@@ -49,7 +49,7 @@ class Scheduler:
         self.running: list[Request] = []  # by Request.order
         self._waiting: list[tuple[tuple[int, int, int], Request]] = []  # a heap, finished included
         # Blocks kept free at admission, so that a new prompt does not evict a running request.
-        self._watermark = blocks.num_blocks // 100
+        self._watermark = blocks.num_blocks // 32
 
     def has_unfinished(self) -> bool:
         """True while any request waits or runs."""
@@ -78,6 +78,8 @@ class Scheduler:
             while budget and (admitted := self._admit()):
                 chunks.append(self._chunk(admitted, budget))
                 budget -= chunks[-1].num_tokens
+        if not decode and not chunks and self.num_waiting and self._park_ranked():
+            return self.schedule()
         for row in decode + chunks:
             self._advance(row)
         return Plan(decode, chunks, copies)
@@ -112,6 +114,11 @@ class Scheduler:
             self._join(child, parent, parent.num_computed)
         else:
             self._enqueue(child)
+
+    def resume(self, request: Request) -> None:
+        """Go on with a ranked request that was given its next token."""
+        if request.status is Status.HELD:
+            self._enqueue(request)
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """Drop the last tokens of a request with nothing in flight, and their keys."""
@@ -241,6 +248,14 @@ class Scheduler:
     def _run(self, request: Request) -> None:
         request.status = Status.RUNNING
         bisect.insort(self.running, request, key=lambda each: each.order)
+
+    def _park_ranked(self) -> bool:
+        """Take slots and blocks from those that have their candidates and only wait for others."""
+        ranked = [request for request in self.running if request.candidates is not None]
+        for request in ranked:
+            self._release(request)
+            request.status = Status.HELD
+        return bool(ranked)
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue, to be recomputed; a token of it in flight is still accepted."""

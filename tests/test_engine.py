@@ -29,7 +29,7 @@ def solo(prompt: list[int], params: SamplingParams, **options: Any) -> list[int]
 
 def check_all_home(engine: Engine) -> None:
     stats = engine.stats()
-    engine._scheduler.check()
+    engine.scheduler.check()
     assert stats.num_running == stats.num_waiting == 0
     assert stats.num_referenced_blocks == 0
 

@@ -14,17 +14,18 @@ CONVERT = "pagedjax.convert"
 FLOORS = {
     0: "pallas_kernels pallas_kernels.* config version one_line mesh",
     1: "request blocks params kv_cache layers sampler text",
-    2: "plan holdings attention transcript intake",
+    2: "plan holdings attention transcript intake accounting",
     3: "scheduler scores batch models models.*",
     4: "stats step programs checkpoint",
     5: "runner engine convert convert.*",
-    6: "llm",
+    6: "beam_search llm",
     7: "pagedjax __main__ convert.__main__",
 }
 # The imports within a floor: (importer, imported).
 NEIGHBOURS = {
     ("pagedjax.programs", "pagedjax.step"),
     ("pagedjax.engine", "pagedjax.runner"),
+    ("pagedjax.llm", "pagedjax.beam_search"),
 }
 # Host state: these import the standard library and each other.
 STDLIB = {

@@ -34,7 +34,7 @@ def prompt_of(length: int, start: int = 0) -> list[int]:
 
 
 def check_home(engine: Engine) -> None:
-    engine._scheduler.check()
+    engine.scheduler.check()
     stats = engine.stats()
     assert stats.num_referenced_blocks == 0
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
@@ -158,7 +158,7 @@ def test_n_samples_share_the_prompt(length: int, steps_in_flight: int) -> None:
     while engine.has_unfinished_requests():
         outputs = engine.step()
         shared.append(engine.stats().num_referenced_blocks)
-        engine._scheduler.check()
+        engine.scheduler.check()
     assert shared[0] == -(-length // 4)  # one prompt for all four
     samples = outputs[-1].outputs
     assert [each.index for each in samples] == [0, 1, 2, 3]
@@ -173,11 +173,11 @@ def test_the_tail_block_has_as_many_references_as_samples() -> None:
     engine = make_engine(block_size=4, steps_in_flight=0)
     engine.add_request("n", prompt_of(6), dataclasses.replace(SEEDED, n=2))
     engine.step()
-    tables = [request.block_ids for request in engine._scheduler.running]
+    tables = [request.block_ids for request in engine.scheduler.running]
     assert tables[0] == tables[1]
-    assert engine._scheduler.blocks.num_refs(tables[0][1]) == 2
+    assert engine.scheduler.blocks.num_refs(tables[0][1]) == 2
     engine.step()
-    tables = [request.block_ids for request in engine._scheduler.running]
+    tables = [request.block_ids for request in engine.scheduler.running]
     assert tables[0][0] == tables[1][0]
     assert tables[0][1] != tables[1][1]
 
@@ -218,7 +218,7 @@ def test_a_fork_goes_on_from_the_present_token(steps: int, steps_in_flight: int)
     outputs = [output for _ in range(steps) for output in engine.step()]
     engine.fork("parent", ["same", "other"], seeds=[11, 12])
     at_fork = len(engine._transcripts["parent"].samples[0].output_ids)
-    engine._scheduler.check()
+    engine.scheduler.check()
     outputs += engine.run()
     done = finished(outputs)
     assert at_fork >= steps - steps_in_flight
@@ -261,7 +261,7 @@ def test_rollback_repeats_the_same_tokens(dropped: int, steps_in_flight: int) ->
     while len(engine._transcripts["a"].samples[0].output_ids) < 8:
         engine.step()
     engine.rollback("a", dropped)
-    engine._scheduler.check()
+    engine.scheduler.check()
     outputs = engine.run()
     assert finished(outputs)["a"] == solo(prompt, SEEDED)
     check_home(engine)
@@ -378,9 +378,9 @@ def test_every_block_comes_home(how: str, steps_in_flight: int) -> None:
     steps = {"finish": 200, "waiting": 0, "prefill": 2, "decode": 5, "n": 5, "preempted": 9}[how]
     for _ in range(steps):
         engine.step()
-        engine._scheduler.check()
+        engine.scheduler.check()
     engine.abort_request("a")
-    engine._scheduler.check()
+    engine.scheduler.check()
     engine.run()
     check_home(engine)
 
@@ -427,7 +427,7 @@ def check_soak(num_requests: int, steps_in_flight: int) -> None:
             if engine.abort_request(name):
                 aborted.add(name)
         outputs |= finished(engine.step())
-        engine._scheduler.check()
+        engine.scheduler.check()
         steps += 1
     assert steps < 20 * num_requests
     assert outputs.keys() == jobs.keys() - aborted
