@@ -1,4 +1,4 @@
-"""A real checkpoint against Hugging Face: SmolLM2-135M in float32, greedy ids and logprobs.
+"""A real checkpoint against Hugging Face: SmolLM2-135M in float32, greedy ids.
 
 Where Hugging Face's own gap between its two best logits is under 1e-3, either token is right and
 the comparison of that request stops there.
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pagedjax import LLM, Engine, EngineConfig, SamplingParams
@@ -25,7 +24,10 @@ CLEAR_GAP = 1e-3
 
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> Iterator[LLM]:
-    yield LLM(smollm2_gguf, dtype="float32", num_blocks=192, max_model_len=2048, max_num_seqs=8)
+    yield LLM(
+        smollm2_gguf, dtype="float32", num_blocks=192, max_model_len=2048, max_num_seqs=8,
+        max_num_batched_tokens=128,
+    )  # fmt: skip
 
 
 def check_ids(golden: dict[str, Any], ids: list[int]) -> None:
@@ -56,21 +58,10 @@ def test_greedy_ids_equal_hugging_face(llm: LLM, batch: int, steps_in_flight: in
     assert engine.stats().num_referenced_blocks == 0
 
 
-@pytest.mark.parametrize("budget", [64, 256, 2048])
-def test_logprobs_of_1500_tokens_equal_hugging_face(llm: LLM, budget: int) -> None:
-    golden = np.load(GOLDENS / "smollm2_logprobs.npz")
-    config = EngineConfig(
-        num_blocks=100, max_model_len=2048, max_num_seqs=1, max_num_batched_tokens=budget
-    )
-    engine = Engine(llm.engine.model_config, llm.engine.params, config)
-    scores = engine.compute_logprobs([golden["tokens"]])[0]
-    assert scores.dtype == np.float32
-    assert scores.shape == (1499,)
-    assert np.abs(scores - golden["logprobs"]).max() < 1e-3
-
-
 def test_a_small_pool_gives_the_same_ids(llm: LLM) -> None:
-    config = EngineConfig(num_blocks=40, max_model_len=512, max_num_seqs=8, block_size=16)
+    config = EngineConfig(
+        num_blocks=40, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64
+    )
     engine = Engine(llm.engine.model_config, llm.engine.params, config)
     group = [r for r in REQUESTS if len(r["prompt"]) < 440]
     for index, golden in enumerate(group):
