@@ -1,0 +1,70 @@
+"""What a prefix hit saves: `python -m bench.prefix_cache --model PATH [--json FILE]`.
+
+Prefills prompts of 1,040 tokens cold, and again with their first 1,024 tokens in the cache, in
+turn, and prints the time to the first token of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from bench import header
+from pagedjax import LLM, SamplingParams
+from pagedjax.one_line import exit_status
+
+PROMPT_TOKENS = 1040
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0, or non-zero after one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m bench.prefix_cache", description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--debug", action="store_true")
+    options = parser.parse_args(arguments)
+    return exit_status(partial(_run, options), options.debug)
+
+
+def _run(options: argparse.Namespace) -> None:
+    llm = LLM(options.model, options.dtype, max_model_len=2048, max_num_seqs=1, num_blocks=512)
+    _first_token_seconds(llm, 0)  # compiles the shapes of both
+    _first_token_seconds(llm, 0)
+    seeds = range(1, options.repeats + 1)
+    cold, warm = zip(
+        *[(_first_token_seconds(llm, s), _first_token_seconds(llm, s)) for s in seeds], strict=True
+    )
+    result = {
+        "cold_s": cold, "warm_s": warm, "ratio": statistics.median(cold) / statistics.median(warm),
+        "compilations": llm.engine.stats().num_compilations,
+    }  # fmt: skip
+    described = header.describe()
+    print("\n".join(header.lines(described)))
+    for name, times in (("cold", cold), ("1,024 tokens cached", warm)):
+        spread = f"{min(times):.3f} to {max(times):.3f}"
+        print(f"{name:>20}  {statistics.median(times):.3f} s to the first token  ({spread})")
+    print(f"{'ratio of medians':>20}  {result['ratio']:.1f} x")
+    if options.json:
+        options.json.write_text(json.dumps({"header": described, **result}, indent=1) + "\n")
+
+
+def _first_token_seconds(llm: LLM, seed: int) -> float:
+    draw = random.Random(seed)
+    prompt = [draw.randrange(3, 49000) for _ in range(PROMPT_TOKENS)]
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    start = time.perf_counter()
+    llm.generate([prompt], params, use_tqdm=False)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())
