@@ -131,7 +131,6 @@ def test_command_line(tmp_path):
     assert run.stdout.strip() == "set()"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupt_from_the_keyboard(tmp_path):
     """A real signal while tensors are written: one line, nothing left."""
     big = hf_config("base") | {"vocab_size": 400_000, "tie_word_embeddings": True}
