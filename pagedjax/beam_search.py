@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pagedjax.config import is_int
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
 from pagedjax.request import Request, SamplingParams
@@ -128,7 +129,7 @@ class BeamSearch:
     def __init__(
         self, engine: Engine, beam_width: int, max_tokens: int, length_penalty: float
     ) -> None:
-        if isinstance(beam_width, bool) or not isinstance(beam_width, int) or beam_width < 1:
+        if not is_int(beam_width) or beam_width < 1:
             raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
         if not math.isfinite(length_penalty):
             raise ValueError(f"length_penalty={length_penalty!r} must be finite")

@@ -200,7 +200,7 @@ def check_seed(value: int) -> int:
 
     Larger seeds are refused because a 32-bit key would fold them onto smaller ones.
     """
-    if not _is_int(value) or not 0 <= value < 2**32:
+    if not is_int(value) or not 0 <= value < 2**32:
         raise ValueError(f"seed={value!r} must be an int with 0 <= seed < 2**32")
     return value
 
@@ -235,12 +235,13 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """Whether `value` is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _positive_int(name: str, value: Any) -> int:
-    if not _is_int(value) or value < 1:
+    if not is_int(value) or value < 1:
         raise ValueError(f"{name}={value!r} must be an int of at least 1")
     return value
 
@@ -260,4 +261,4 @@ def _positive(name: str, value: Any) -> float:
 def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
-    return (value,) if _is_int(value) else tuple(value)  # type: ignore[arg-type, return-value]
+    return (value,) if is_int(value) else tuple(value)  # type: ignore[arg-type, return-value]

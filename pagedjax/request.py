@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from pagedjax.config import check_seed
+from pagedjax.config import check_seed, is_int
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -76,16 +76,16 @@ class SamplingParams:
 
     def _check_ints(self) -> None:
         for name, least in (("n", 1), ("top_k", -1), ("min_tokens", 0)):
-            if not _is_int(getattr(self, name)) or getattr(self, name) < least:
+            if not is_int(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be an int >= {least}")
-        if not _is_int(self.max_tokens) or self.max_tokens < 1:
+        if not is_int(self.max_tokens) or self.max_tokens < 1:
             raise ValueError(
                 f"max_tokens={self.max_tokens!r} must be an int >= 1; "
                 "to score without generating use compute_logprobs"
             )
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
-        if not _is_int(self.priority):
+        if not is_int(self.priority):
             raise ValueError(f"priority={self.priority!r} must be an int")
         if self.seed is not None:
             check_seed(self.seed)
@@ -93,7 +93,7 @@ class SamplingParams:
             raise ValueError(f"cache_salt={self.cache_salt!r} must be a string or None")
         ids = () if self.stop_token_ids is None else self.stop_token_ids
         listed = isinstance(ids, Sequence) and not isinstance(ids, str)
-        if not listed or not all(_is_int(token) and token >= 0 for token in ids):
+        if not listed or not all(is_int(token) and token >= 0 for token in ids):
             raise ValueError(
                 f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids >= 0"
             )
@@ -244,7 +244,3 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
