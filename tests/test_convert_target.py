@@ -131,19 +131,22 @@ def test_command_line(tmp_path):
     assert run.stdout.strip() == "set()"
 
 
+# A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
+# installs no handler: this puts back what a command started at a terminal has.
+HEARS_INTERRUPTS = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_interrupt_from_the_keyboard(tmp_path):
     """A real signal while tensors are written: one line, nothing left."""
     big = hf_config("base") | {"vocab_size": 400_000, "tie_word_embeddings": True}
     tensors = {name: each for name, each in hf_tensors("base").items() if "lm_head" not in name}
     tensors["model.embed_tokens.weight"] = np.ones((400_000, 64), np.float32)
     write(tmp_path / "hf", tensors, **big)
-    command = [
-        sys.executable,
-        "-m",
-        "pagedjax.convert",
-        str(tmp_path / "hf"),
-        str(tmp_path / "out"),
-    ]
+    command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while len(names(tmp_path)) < 2 and time.monotonic() < deadline:
