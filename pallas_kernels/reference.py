@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
+
+FLOAT8 = jnp.dtype("float8_e4m3fn")
 
 
 def paged_prefill(
@@ -15,27 +20,47 @@ def paged_prefill(
     query_starts: np.ndarray,  # [B + 1]
     *,
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scales: np.ndarray | None = None,  # [L, N, K, T]
+    v_scales: np.ndarray | None = None,  # [L, N, K, T]
 ) -> np.ndarray:  # [S, H, D] float32
     """Causal attention of ragged queries over paged keys.
 
     Row b owns the queries [query_starts[b], query_starts[b+1]), which are the last positions of
     its context; context_lens[b] counts the keys in the pool, those of the queries included. Query
     head h reads kv head h // G. Queries of no row, and queries without a key, return zeros.
+
+    window: a query sees its own key and the window - 1 before it; None: all of them.
+    soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
+    k_scales, v_scales: of the formats in `formats`, to which a pool of one-byte elements belongs.
     """
-    block_size = k_pool.shape[3]
+    size = k_pool.shape[3]
     group = q.shape[1] // k_pool.shape[2]
     out = np.zeros(q.shape, np.float32)
     for row, (first, last) in enumerate(zip(query_starts[:-1], query_starts[1:], strict=True)):
         for query in range(first, last):
             position = context_lens[row] - (last - query)
-            keys = np.arange(position + 1)
-            blocks, offsets = block_tables[row][keys // block_size], keys % block_size
+            oldest = 0 if window is None else max(0, position + 1 - window)
+            keys = np.arange(oldest, position + 1)
+            blocks, offsets = block_tables[row][keys // size], keys % size
             for head in range(q.shape[1] if len(keys) else 0):
                 at = (layer, blocks, head // group, offsets)
-                scores = k_pool[at].astype(np.float32) @ q[query, head].astype(np.float32) * scale
+                scores = _numbers(k_pool, k_scales, at) @ q[query, head].astype(np.float32) * scale
+                if soft_cap is not None:
+                    scores = np.float32(soft_cap) * np.tanh(scores / np.float32(soft_cap))
                 weights = np.exp(scores - scores.max())
-                out[query, head] = weights @ v_pool[at].astype(np.float32) / weights.sum()
+                out[query, head] = weights @ _numbers(v_pool, v_scales, at) / weights.sum()
     return out
+
+
+def _numbers(pool: np.ndarray, scales: np.ndarray | None, at: tuple) -> np.ndarray:
+    """What the pool holds there: [keys, D] float32."""
+    found = pool[at]
+    if found.dtype == np.uint8:
+        found = found.view(FLOAT8)
+    found = found.astype(np.float32)
+    return found if scales is None else found * scales[at].astype(np.float32)[:, None]
 
 
 def paged_decode(
@@ -47,10 +72,16 @@ def paged_decode(
     context_lens: np.ndarray,  # [B]
     *,
     scale: float,
+    **options: Any,
 ) -> np.ndarray:  # [B, H, D] float32
-    """One query a row, at the last position of its context; rows of length 0 return zeros."""
+    """One query a row, at the last position of its context; rows of length 0 return zeros.
+
+    options: those of `paged_prefill`.
+    """
     starts = np.arange(len(q) + 1)
-    return paged_prefill(q, k_pool, v_pool, layer, block_tables, context_lens, starts, scale=scale)
+    return paged_prefill(
+        q, k_pool, v_pool, layer, block_tables, context_lens, starts, scale=scale, **options
+    )
 
 
 def write_kv(
@@ -66,3 +97,30 @@ def write_kv(
         if block < pool.shape[1]:
             pool[layer, block, :, offset] = value
     return pool
+
+
+def write_quantised(
+    pool: np.ndarray,  # [L, N, K, T, D] int8 or uint8
+    scales: np.ndarray,  # [L, N, K, T] float32
+    layer: int,
+    blocks: np.ndarray,  # [S]
+    offsets: np.ndarray,  # [S]
+    values: np.ndarray,  # [S, K, D]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Copies of `pool` and `scales` with the values in the pool's format; see `write_kv`.
+
+    A vector's scale takes its largest element to 127 (int8) or 448 (fp8).
+    """
+    largest = np.float32(127 if pool.dtype == np.int8 else 448)
+    wide = values.astype(np.float32)
+    new_scales = np.abs(wide).max(axis=-1) / largest
+    scaled = wide / np.where(new_scales == 0, 1, new_scales)[..., None]
+    scaled = np.clip(scaled, -largest, largest)
+    if pool.dtype == np.int8:
+        stored = np.rint(scaled).astype(np.int8)
+    else:
+        stored = scaled.astype(FLOAT8).view(np.uint8)
+    return (
+        write_kv(pool, layer, blocks, offsets, stored),
+        write_kv(scales[..., None], layer, blocks, offsets, new_scales[..., None])[..., 0],
+    )

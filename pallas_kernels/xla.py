@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.formats import format_of, quantise
+
 NEGATIVE = -1e30  # finite, so that a fully masked row gives zeros and not NaN
 GROUP_TOKENS = 128  # keys per step of the loop
 TILE_QUERIES = 32  # queries of one row that share a walk over its pages
@@ -104,6 +106,20 @@ def write_kv(
     overwrite the last block.
     """
     return pool.at[layer, blocks, :, offsets].set(values.astype(pool.dtype), mode="drop")
+
+
+def write_quantised(
+    pool: jax.Array,  # [L, N, K, T, D] int8 or uint8
+    scales: jax.Array,  # [L, N, K, T] float32
+    layer: jax.Array,  # scalar
+    blocks: jax.Array,  # [S]
+    offsets: jax.Array,  # [S]
+    values: jax.Array,  # [S, K, D]
+) -> tuple[jax.Array, jax.Array]:
+    """`write_kv` of the values in the pool's one-byte format, and of their scales."""
+    stored, new = quantise(values, str(format_of(pool)))
+    at = (layer, blocks, slice(None), offsets)
+    return pool.at[at].set(stored, mode="drop"), scales.at[at].set(new, mode="drop")
 
 
 def _attend_in_batches(

@@ -1,0 +1,58 @@
+"""One-byte storage of keys and values: int8 and fp8, with a scale per token and kv head.
+
+The pool's dtype names the format: int8 holds integers of -127 to 127, uint8 holds the bits of
+float8_e4m3fn (arXiv 2209.05433). Bits and not floats, because XLA on CPU converts a whole pool of
+floats to float32 at every step, and because GPUs before compute capability 8.9 lack the type.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Format(NamedTuple):
+    """How a stored byte becomes a number: `value = decode(byte) * scale`."""
+
+    dtype: str  # of the pool
+    largest: float  # what the largest of a token's D values is scaled to
+
+
+FORMATS = {"int8": Format("int8", 127.0), "fp8": Format("uint8", 448.0)}
+
+
+def format_of(pool: jax.Array) -> str | None:
+    """ "int8", "fp8", or None for a pool that holds plain floats."""
+    names = [name for name, each in FORMATS.items() if pool.dtype == each.dtype]
+    return names[0] if names else None
+
+
+def quantise(
+    values: jax.Array,  # [..., D]
+    name: str,
+) -> tuple[jax.Array, jax.Array]:  # [..., D] stored, [...] float32 scales
+    """Scale each vector so that its largest element is the format's largest, and round.
+
+    A vector of zeros gets the scale 0; one that holds a NaN gets the scale NaN.
+    """
+    largest = FORMATS[name].largest
+    values = values.astype(jnp.float32)
+    scales = jnp.abs(values).max(axis=-1) / largest
+    scaled = values / jnp.where(scales == 0, 1, scales)[..., None]
+    scaled = jnp.clip(scaled, -largest, largest)  # the division may round past the largest
+    if name == "int8":
+        return jnp.round(scaled).astype(jnp.int8), scales
+    bits = jax.lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
+    return bits, scales
+
+
+def decode(
+    stored: jax.Array,  # int8 or uint8
+    dtype: jnp.dtype,
+) -> jax.Array:
+    """The numbers that the bytes stand for, without their scales; exact in any float dtype."""
+    if stored.dtype == jnp.int8:
+        return stored.astype(dtype)
+    return jax.lax.bitcast_convert_type(stored, jnp.float8_e4m3fn).astype(dtype)
