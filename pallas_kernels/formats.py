@@ -20,6 +20,8 @@ class Format(NamedTuple):
     largest: float  # what the largest of a token's D values is scaled to
 
 
+# As precise as the operands of 16-bit products, so that a weight of one times a scale is exact.
+SCALE_DTYPE = jnp.dtype("bfloat16")
 FORMATS = {"int8": Format("int8", 127.0), "fp8": Format("uint8", 448.0)}
 
 
@@ -32,16 +34,17 @@ def format_of(pool: jax.Array) -> str | None:
 def quantise(
     values: jax.Array,  # [..., D]
     name: str,
-) -> tuple[jax.Array, jax.Array]:  # [..., D] stored, [...] float32 scales
+) -> tuple[jax.Array, jax.Array]:  # [..., D] stored, [...] bfloat16 scales
     """Scale each vector so that its largest element is the format's largest, and round.
 
     A vector of zeros gets the scale 0; one that holds a NaN gets the scale NaN.
     """
     largest = FORMATS[name].largest
     values = values.astype(jnp.float32)
-    scales = jnp.abs(values).max(axis=-1) / largest
-    scaled = values / jnp.where(scales == 0, 1, scales)[..., None]
-    scaled = jnp.clip(scaled, -largest, largest)  # the division may round past the largest
+    scales = (jnp.abs(values).max(axis=-1) * jnp.float32(1 / largest)).astype(SCALE_DTYPE)
+    wide = scales.astype(jnp.float32)
+    scaled = values / jnp.where(wide == 0, 1, wide)[..., None]
+    scaled = jnp.clip(scaled, -largest, largest)  # where the scale was rounded down
     if name == "int8":
         return jnp.round(scaled).astype(jnp.int8), scales
     bits = jax.lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)

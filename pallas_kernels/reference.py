@@ -101,7 +101,7 @@ def write_kv(
 
 def write_quantised(
     pool: np.ndarray,  # [L, N, K, T, D] int8 or uint8
-    scales: np.ndarray,  # [L, N, K, T] float32
+    scales: np.ndarray,  # [L, N, K, T] bfloat16
     layer: int,
     blocks: np.ndarray,  # [S]
     offsets: np.ndarray,  # [S]
@@ -109,12 +109,14 @@ def write_quantised(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Copies of `pool` and `scales` with the values in the pool's format; see `write_kv`.
 
-    A vector's scale takes its largest element to 127 (int8) or 448 (fp8).
+    A vector's scale takes its largest element to 127 (int8) or 448 (fp8), but for the rounding of
+    the scale itself; what that takes past the largest is cut.
     """
     largest = np.float32(127 if pool.dtype == np.int8 else 448)
-    wide = values.astype(np.float32)
-    new_scales = np.abs(wide).max(axis=-1) / largest
-    scaled = wide / np.where(new_scales == 0, 1, new_scales)[..., None]
+    numbers = values.astype(np.float32)
+    new_scales = (np.abs(numbers).max(axis=-1) * (1 / largest)).astype(scales.dtype)
+    wide = new_scales.astype(np.float32)
+    scaled = numbers / np.where(wide == 0, 1, wide)[..., None]
     scaled = np.clip(scaled, -largest, largest)
     if pool.dtype == np.int8:
         stored = np.rint(scaled).astype(np.int8)

@@ -3,18 +3,21 @@
 Attention walks the block tables in groups of pages with an online softmax (arXiv 1805.02867), so
 temporaries stay small and the trip count follows the longest context without a new compilation.
 Groups hold a fixed number of tokens at absolute positions: what a row computes does not depend
-on its neighbours. Steps past a row's own context leave its result bit for bit as it was.
+on its neighbours. Steps past a row's own context, or before its window, leave its result bit for
+bit as it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.formats import format_of, quantise
+from pallas_kernels.formats import decode, format_of, quantise
 
 NEGATIVE = -1e30  # finite, so that a fully masked row gives zeros and not NaN
 GROUP_TOKENS = 128  # keys per step of the loop
@@ -32,8 +35,15 @@ def paged_decode(
     context_lens: jax.Array,  # [B]
     *,
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scales: jax.Array | None = None,  # [L, N, K, T]
+    v_scales: jax.Array | None = None,  # [L, N, K, T]
 ) -> jax.Array:  # [B, H, D]
-    """One query a row, at the last position of its context; rows of length 0 return zeros."""
+    """One query a row, at the last position of its context; rows of length 0 return zeros.
+
+    The options are those of `reference.paged_prefill`.
+    """
     rows, heads, width = q.shape
     kv_heads = k_pool.shape[2]
     out = _attend_in_batches(
@@ -43,7 +53,7 @@ def paged_decode(
         context_lens=context_lens,
         num_tiles=jnp.int32(rows),
         at_once=ROWS_AT_ONCE,
-        scale=scale,
+        scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
     return out.reshape(q.shape).astype(q.dtype)
 
@@ -58,6 +68,10 @@ def paged_prefill(
     query_starts: jax.Array,  # [B + 1]
     *,
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scales: jax.Array | None = None,  # [L, N, K, T]
+    v_scales: jax.Array | None = None,  # [L, N, K, T]
 ) -> jax.Array:  # [S, H, D]
     """Causal attention of ragged queries over paged keys; see `reference.paged_prefill`.
 
@@ -84,7 +98,7 @@ def paged_prefill(
         context_lens=jnp.minimum(context_lens[tile_rows], positions.max(axis=1) + 1),
         num_tiles=num_tiles,
         at_once=TILES_AT_ONCE,
-        scale=scale,
+        scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
     out = out.reshape(-1, kv_heads, TILE_QUERIES, group, width)
     rows, tiles, lanes = _tile_of_each_token(query_starts, tokens)
@@ -110,7 +124,7 @@ def write_kv(
 
 def write_quantised(
     pool: jax.Array,  # [L, N, K, T, D] int8 or uint8
-    scales: jax.Array,  # [L, N, K, T] float32
+    scales: jax.Array,  # [L, N, K, T] bfloat16
     layer: jax.Array,  # scalar
     blocks: jax.Array,  # [S]
     offsets: jax.Array,  # [S]
@@ -134,7 +148,7 @@ def _attend_in_batches(
     context_lens: jax.Array,  # [tiles]
     num_tiles: jax.Array,  # scalar; tiles past it are not computed and are zeros
     at_once: int,
-    scale: float,
+    **options: Any,
 ) -> jax.Array:  # [tiles, K, M, D] float32
     """`_attend` for `at_once` tiles at a time, each batch up to its own longest context.
 
@@ -142,7 +156,9 @@ def _attend_in_batches(
     """
     count = q.shape[0]
     tables = _whole_groups(block_tables, k_pool)
-    attend = partial(_attend, k_pool=k_pool, v_pool=v_pool, layer=layer, scale=scale)
+    attend: Callable[..., jax.Array] = partial(
+        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, **options
+    )
     if count <= at_once:
         return attend(q, tables=tables[table_rows], query_positions=query_positions,
                       context_lens=context_lens)  # fmt: skip
@@ -174,27 +190,45 @@ def _attend(
     query_positions: jax.Array,  # [B, M or M / G]; a query sees keys 0..position
     context_lens: jax.Array,  # [B]; keys past it are never used, whatever they hold
     scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    k_scales: jax.Array | None,  # [L, N, K, T]
+    v_scales: jax.Array | None,  # [L, N, K, T]
 ) -> jax.Array:  # [B, K, M, D] float32
     pages = _pages_per_group(k_pool)
     span = pages * k_pool.shape[3]
     heads_per_query = q.shape[2] // query_positions.shape[1]
     positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
+    oldest = None if window is None else _oldest_keys(query_positions, context_lens, window)
 
     def one_group(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, acc = carry
         page_ids = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         keys = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
         known = keys < context_lens[:, None]  # [B, span]
-        k = _gather(k_pool, layer, page_ids)
+        if oldest is not None:
+            known = known & (keys >= oldest[:, None])
+        k = _numbers(_gather(k_pool, layer, page_ids), q.dtype)
         # Masking the weights is not enough: 0 x NaN of an unused page would be NaN.
         v = jnp.where(known[:, None, :, None], _gather(v_pool, layer, page_ids), 0)
+        v = _numbers(v, q.dtype)
         seen = (known[:, None] & (keys[None] <= positions[:, :, None]))[:, None]  # [B, 1, M, span]
+        if window is not None:
+            seen = seen & (keys[None] > positions[:, :, None] - window)[:, None]
         scores = _batched(q, k, transpose=True) * scale
+        if k_scales is not None:
+            scores = scores * _gather_scales(k_scales, layer, page_ids)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(seen, scores, NEGATIVE)
         new_best = jnp.maximum(best, scores.max(axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - new_best[..., None]), 0)
         shrink = jnp.exp(best - new_best)
-        acc = acc * shrink[..., None] + _batched(weights.astype(v.dtype), v, transpose=False)
+        scaled = weights
+        if v_scales is not None:
+            found = _gather_scales(v_scales, layer, page_ids)
+            scaled = weights * jnp.where(known[:, None, None], found, 0)
+        acc = acc * shrink[..., None] + _batched(scaled.astype(v.dtype), v, transpose=False)
         return new_best, total * shrink + weights.sum(axis=-1), acc
 
     start = (
@@ -202,9 +236,21 @@ def _attend(
         jnp.zeros(q.shape[:-1], jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
+    first = 0 if oldest is None else oldest.min() // span
     groups = (context_lens.max() + span - 1) // span
-    _, total, acc = lax.fori_loop(0, groups, one_group, start)
+    _, total, acc = lax.fori_loop(first, groups, one_group, start)
     return acc / jnp.where(total == 0, 1, total)[..., None]
+
+
+def _oldest_keys(
+    query_positions: jax.Array,  # [B, queries]
+    context_lens: jax.Array,  # [B]
+    window: int,
+) -> jax.Array:  # [B]
+    """The first key that a query of the row sees; past any context if it has no queries."""
+    real = (query_positions >= 0) & (query_positions < context_lens[:, None])
+    positions = jnp.where(real, query_positions, jnp.iinfo(jnp.int32).max)
+    return jnp.maximum(positions.min(axis=1) - (window - 1), 0)
 
 
 def _batched(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array:
@@ -230,6 +276,20 @@ def _gather(pool: jax.Array, layer: jax.Array, page_ids: jax.Array) -> jax.Array
     taken = jnp.take(flat, layer * blocks + page_ids, axis=0, mode="clip")
     taken = taken.reshape(*page_ids.shape, kv_heads, size, width).transpose(0, 2, 1, 3, 4)
     return taken.reshape(page_ids.shape[0], kv_heads, page_ids.shape[1] * size, width)
+
+
+def _gather_scales(
+    scales: jax.Array,  # [L, N, K, T]
+    layer: jax.Array,
+    page_ids: jax.Array,  # [B, pages]
+) -> jax.Array:  # [B, K, 1, pages * T]
+    found = _gather(scales[..., None], layer, page_ids)[:, :, None, :, 0]
+    return found.astype(jnp.float32)
+
+
+def _numbers(stored: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What a pool's elements stand for, without their scales."""
+    return stored if format_of(stored) is None else decode(stored, dtype)
 
 
 def _pages_per_group(pool: jax.Array) -> int:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.formats import quantise
+
 LAYERS, LAYER = 3, 1  # neither the first nor the last is used
 GARBAGE = np.array([-1, -(2**31), 10**6, 2**31 - 1])  # what a table may hold past its context
+POISON = {"int8": -128, "fp8": 0x7F}  # 0x7F is a NaN of fp8; int8 has none, and no -128 either
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,29 @@ class Problem:
         """The pools rounded to `dtype`, then layer, tables and lengths: arguments of an op."""
         pools = [np.asarray(pool).astype(jnp.dtype(dtype)) for pool in (self.k_pool, self.v_pool)]
         return [*pools, np.int32(LAYER), self.tables, self.context_lens]
+
+    def quantise(self, name: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """`cast` for a one-byte format, and the scales, which are NaN where nothing is stored."""
+        pools, scales = [], {}
+        for key, pool in (("k_scales", self.k_pool), ("v_scales", self.v_pool)):
+            unused = np.isnan(pool)
+            stored, found = (np.array(each) for each in quantise(np.where(unused, 0, pool), name))
+            stored[unused] = POISON[name]
+            found[unused.any(axis=-1)] = np.nan
+            pools.append(stored)
+            scales[key] = found
+        return [*pools, np.int32(LAYER), self.tables, self.context_lens], scales
+
+    def forget(self, oldest: list[int]) -> "Problem":
+        """The same without the keys before the `oldest` of each row: poison, tables included."""
+        k_pool, v_pool, tables = self.k_pool.copy(), self.v_pool.copy(), self.tables.copy()
+        size = k_pool.shape[3]
+        for row, first in enumerate(oldest):
+            for key in range(min(first, self.context_lens[row])):
+                for pool in (k_pool, v_pool):
+                    pool[LAYER, self.tables[row, key // size], :, key % size] = np.nan
+            tables[row, : first // size] = GARBAGE[row % len(GARBAGE)]
+        return Problem(k_pool, v_pool, tables, self.context_lens)
 
 
 def problem(
@@ -41,3 +67,14 @@ def problem(
             k_pool[LAYER, block, :, :used] = 2 * rng.normal(size=(kv_heads, used, width))
             v_pool[LAYER, block, :, :used] = rng.normal(size=(kv_heads, used, width))
     return Problem(k_pool, v_pool, tables, np.array(context_lens, np.int32))
+
+
+def queries(tokens: int, heads: int, width: int, dtype: str, seed: int = 0) -> np.ndarray:
+    """Random queries [tokens, heads, width]."""
+    values = np.random.default_rng(seed).normal(size=(tokens, heads, width))
+    return values.astype(np.float32).astype(jnp.dtype(dtype))
+
+
+def starts(counts: list[int]) -> np.ndarray:
+    """Where each row's queries start, for rows with so many queries."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

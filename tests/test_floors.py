@@ -23,6 +23,13 @@ FLOORS = {
 }
 # The imports within a floor: (importer, imported).
 NEIGHBOURS = {
+    ("pallas_kernels.xla", "pallas_kernels.formats"),
+    ("pallas_kernels.pages", "pallas_kernels.formats"),
+    ("pallas_kernels.triton_decode", "pallas_kernels.pages"),
+    ("pallas_kernels.triton_decode", "pallas_kernels.tiles"),
+    ("pallas_kernels.triton_prefill", "pallas_kernels.pages"),
+    ("pallas_kernels.triton_prefill", "pallas_kernels.tiles"),
+    ("pallas_kernels.aot", "pallas_kernels.aot_report"),
     ("pagedjax.programs", "pagedjax.step"),
     ("pagedjax.engine", "pagedjax.runner"),
     ("pagedjax.llm", "pagedjax.beam_search"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import reference, xla
-from tests.paged_pools import LAYER, problem
+from tests.paged_pools import LAYER, problem, queries, starts
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2}
 SHAPES = pytest.mark.parametrize(
@@ -27,11 +27,6 @@ prefill = jax.jit(xla.paged_prefill, static_argnames="scale")
 def edges(size):
     """Context lengths at the edges of a page of `size`, and one beyond a group of pages."""
     return [0, 1, max(size - 1, 0), size, size + 1, 130]
-
-
-def queries(tokens, heads, width, dtype, seed=0):
-    values = np.random.default_rng(seed).normal(size=(tokens, heads, width))
-    return values.astype(np.float32).astype(jnp.dtype(dtype))
 
 
 def assert_close(got, wanted, dtype):
@@ -105,10 +100,6 @@ def test_decode_rows_do_not_change_with_their_neighbours(dtype):
 
 
 # -- prefill --------------------------------------------------------------------------------------
-
-
-def starts(counts):
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def ragged(size):

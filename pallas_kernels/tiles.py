@@ -1,0 +1,186 @@
+"""How the kernels cut their work: static, frozen, chosen from the shapes and the device.
+
+Whatever a tile changes is speed and rounding, never meaning. Choices come from a table that
+`python -m bench.attention --tune` measured on the device, if `tuned/` has one; else from what the
+compiler reports (registers, spills) for the shapes in `tests/aot_process.py`, and arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+TUNED = Path(__file__).parent / "tuned"
+PROGRAMS_PER_CORE = 2  # at least: with fewer, SMs idle while the last programs run
+MIN_SPLIT_TOKENS = 256  # a shorter split costs more in partial results than it gains
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the choice of tiles needs to know about a GPU."""
+
+    name: str
+    cores: int  # streaming multiprocessors
+    capability: tuple[int, int]
+
+
+H200 = Device("NVIDIA H200", 132, (9, 0))
+
+
+def device_of(device: jax.Device) -> Device:
+    """The description of an attached, or absent, GPU; of an H200 for anything else."""
+    if device.platform == "cpu":
+        return H200
+    major, minor = str(device.compute_capability).split(".")
+    return Device(device.device_kind, device.core_count, (int(major), int(minor)))
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """One program walks one split of one row's keys, `block_tokens` at a time."""
+
+    block_tokens: int = 64
+    splits: int = 1  # of every row, each row's own context divided evenly
+    fixed_split_tokens: int | None = None  # instead: splits at absolute multiples of this
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __post_init__(self) -> None:
+        _power_of_two("block_tokens", self.block_tokens, 16, 256)
+        if self.splits < 1:
+            raise ValueError(f"splits={self.splits}; supported: 1 and more")
+        fixed = self.fixed_split_tokens
+        if fixed is not None and (fixed < 1 or fixed % self.block_tokens):
+            raise ValueError(
+                f"fixed_split_tokens={fixed}; supported: multiples of "
+                f"block_tokens={self.block_tokens}"
+            )
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """One program has `rows` (query, head) pairs of one kv head, and walks their keys."""
+
+    rows: int = 128
+    block_tokens: int = 64
+    num_warps: int = 8
+    num_stages: int = 2
+
+    def __post_init__(self) -> None:
+        _power_of_two("rows", self.rows, 16, 256)
+        _power_of_two("block_tokens", self.block_tokens, 16, 256)
+
+    def queries(self, group: int) -> int:
+        """Queries of a tile, the G heads of each folded in."""
+        return self.rows // group
+
+
+def decode_tiles(
+    rows: int,  # B
+    kv_heads: int,  # K of one device
+    width: int,  # D
+    context: int,  # most tokens of a row, P * T
+    dtype: Any,  # of the queries
+    pool_dtype: Any,
+    device: Device = H200,
+) -> DecodeTiles:
+    """Blocks that fit the registers, and splits that fill the device's SMs."""
+    key = decode_key(rows, kv_heads, width, context, dtype, pool_dtype)
+    if key in tuned(device.name):
+        return DecodeTiles(**tuned(device.name)[key])
+    wide = jnp.dtype(dtype).itemsize == 4
+    return DecodeTiles(
+        block_tokens=32 if wide or width > 128 else 64,
+        splits=choose_splits(rows * kv_heads, context, device.cores),
+        num_warps=4,
+        num_stages=2 if wide or width > 128 else 3,
+    )
+
+
+def choose_splits(programs: int, context: int, cores: int) -> int:
+    """The smallest power of two that gives every SM `PROGRAMS_PER_CORE` programs.
+
+    So B * K * splits is two to four programs an SM, or more where B * K alone is. Bounded so that
+    a split keeps `MIN_SPLIT_TOKENS` of the longest context.
+
+    programs: B * K.
+    """
+    splits = 1
+    while (
+        programs * splits < PROGRAMS_PER_CORE * cores
+        and splits < MAX_SPLITS
+        and context // (2 * splits) >= MIN_SPLIT_TOKENS
+    ):
+        splits *= 2
+    return splits
+
+
+def prefill_tiles(
+    width: int, group: int, dtype: Any, pool_dtype: Any, device: Device = H200
+) -> PrefillTiles:
+    """Tiles of 64 or 128 rows for tensor cores; smaller ones where registers are short.
+
+    Before compute capability 9.0 products take their operands from registers (mma), not from
+    shared memory (wgmma), which leaves fewer for the tile.
+    """
+    key = prefill_key(width, group, dtype, pool_dtype)
+    if key in tuned(device.name):
+        return PrefillTiles(**tuned(device.name)[key])
+    if jnp.dtype(dtype).itemsize == 4:
+        return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if width <= 64 else 8)
+    if device.capability < (9, 0):
+        return PrefillTiles(rows=64, block_tokens=32 if width > 64 else 64, num_warps=4)
+    if width > 128:
+        return PrefillTiles(rows=64, block_tokens=32, num_warps=4)
+    return PrefillTiles()
+
+
+def decode_key(
+    rows: int, kv_heads: int, width: int, context: int, dtype: Any, pool_dtype: Any
+) -> str:
+    """What a tuned decode entry is found by: programs and context rounded up to powers of two."""
+    programs, context = (1 << (value - 1).bit_length() for value in (rows * kv_heads, context))
+    names = f"{jnp.dtype(dtype).name} {jnp.dtype(pool_dtype).name}"
+    return f"decode D={width} programs={programs} context={context} {names}"
+
+
+def prefill_key(width: int, group: int, dtype: Any, pool_dtype: Any) -> str:
+    """What a tuned prefill entry is found by."""
+    return f"prefill D={width} G={group} {jnp.dtype(dtype).name} {jnp.dtype(pool_dtype).name}"
+
+
+@cache
+def tuned(device_name: str) -> dict[str, dict[str, Any]]:
+    """The measured table of a device: {key: fields of the tiles}; empty if there is none."""
+    path = table_path(device_name)
+    return json.loads(path.read_text("utf-8"))["tiles"] if path.exists() else {}
+
+
+def save_table(
+    device_name: str, tiles: dict[str, DecodeTiles | PrefillTiles], header: dict[str, Any]
+) -> Path:
+    """Write the table of a device, and who measured what in `header`; return its path."""
+    path = table_path(device_name)
+    path.parent.mkdir(exist_ok=True)
+    entries = {key: asdict(each) for key, each in sorted(tiles.items())}
+    path.write_text(json.dumps({"header": header, "tiles": entries}, indent=1) + "\n", "utf-8")
+    tuned.cache_clear()
+    return path
+
+
+def table_path(device_name: str) -> Path:
+    """Where the table of a device is, or would be."""
+    return TUNED / (re.sub(r"\W+", "_", device_name.strip()).lower() + ".json")
+
+
+def _power_of_two(name: str, value: int, least: int, most: int) -> None:
+    if value < least or value > most or value & (value - 1):
+        raise ValueError(f"{name}={value}; supported: powers of two from {least} to {most}")
