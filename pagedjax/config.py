@@ -12,9 +12,8 @@ from typing import Any
 
 ROPE_TYPES = ("default", "llama3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTIONS = ("auto", "xla")
-ATTENTIONS_LATER = ("pallas", "pallas_interpret")
-KV_DTYPES_LATER = ("int8", "fp8")
+KV_DTYPES = (*DTYPES, "int8", "fp8")
+ATTENTIONS = ("auto", "xla", "pallas", "pallas_interpret", "pallas_mosaic")
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,8 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]"
             )
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES, later=KV_DTYPES_LATER)
-        _one_of("attention", self.attention, ATTENTIONS, later=ATTENTIONS_LATER)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _one_of("attention", self.attention, ATTENTIONS)
         if self.enable_prefix_caching not in (None, True, False):
             raise ValueError(
                 f"enable_prefix_caching={self.enable_prefix_caching!r} must be True, False or None"
@@ -216,11 +215,9 @@ def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
         raise NotImplementedError(f"hidden_act={config['hidden_act']!r}; supported: 'silu'")
 
 
-def _one_of(name: str, value: str, supported: tuple[str, ...], later: tuple[str, ...] = ()) -> str:
-    listed = ", ".join(repr(each) for each in supported)
-    if value in later:
-        raise NotImplementedError(f"{name}={value!r} is not supported yet; supported: {listed}")
+def _one_of(name: str, value: str, supported: tuple[str, ...]) -> str:
     if value not in supported:
+        listed = ", ".join(repr(each) for each in supported)
         raise ValueError(f"{name}={value!r} is unknown; supported: {listed}")
     return value
 

@@ -31,15 +31,26 @@ def linear(
 ) -> jax.Array:  # [S, *out] float32
     """Product with a weight stored `[out, in]`, accumulated and returned in float32.
 
-    The weight is viewed as a matrix: with several output axes XLA on CPU would transpose and copy
-    it at every step.
+    Axes that are not the outermost, such as F of `gate_up [2, F, E]`, may be divided over devices,
+    so the weight keeps its axes. XLA on CPU would then transpose and copy it at every step: there
+    it is viewed as a matrix.
     """
-    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
-    flat = x.reshape(x.shape[0], -1).astype(weight.dtype)
-    matrix = weight.reshape(math.prod(out_shape), flat.shape[1])
-    y = lax.dot_general(flat, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    y = y.reshape(x.shape[0], *out_shape)
+    y = lax.platform_dependent(x.astype(weight.dtype), weight, cpu=_flat_product, default=_product)
     return y if bias is None else y + bias.astype(jnp.float32)[None]
+
+
+def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    inputs = x.ndim - 1
+    ours, theirs = range(1, x.ndim), range(weight.ndim - inputs, weight.ndim)
+    contracted = ((tuple(ours), tuple(theirs)), ((), ()))
+    return lax.dot_general(x, weight, contracted, preferred_element_type=jnp.float32)
+
+
+def _flat_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
+    flat = x.reshape(x.shape[0], -1)
+    y = _product(flat, weight.reshape(math.prod(out_shape), flat.shape[1]))
+    return y.reshape(x.shape[0], *out_shape)
 
 
 def swiglu(

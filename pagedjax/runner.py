@@ -6,6 +6,7 @@ It dispatches and never waits: what it returns are device arrays that the engine
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,13 +16,14 @@ import jax
 from pagedjax import attention, models
 from pagedjax.batch import Buckets, Packer
 from pagedjax.config import EngineConfig, ModelConfig
-from pagedjax.kv_cache import block_bytes, choose_num_blocks
+from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.mesh import make_mesh
 from pagedjax.params import Params, check_arrays, check_params
 from pagedjax.plan import Plan
 from pagedjax.programs import Programs, use_compilation_cache
 from pagedjax.stats import CompileReport
 from pagedjax.step import EngineState, StepConfig, make_state
+from pallas_kernels.formats import FORMATS
 
 CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
 GPU_TOKEN_BUDGET = 2048
@@ -51,7 +53,11 @@ class Runner:
         self.max_model_len = _max_model_len(config, model)
         self.buckets = Buckets(config.max_num_seqs, _token_budget(config, mesh))
         self._config = config
-        self._step_config = StepConfig(model, mesh, attention.resolve(config.attention))
+        device = mesh.devices.flat[0]
+        implementation = attention.resolve(
+            config.attention, device, config.block_size, self._kv_dtype, model.head_dim
+        )
+        self._step_config = StepConfig(model, mesh, implementation)
         self._programs = Programs(self._step_config)
         self.num_blocks = self._choose_num_blocks()
         self._packer = self._make_packer(self.num_blocks)
@@ -128,8 +134,15 @@ class Runner:
     def _choose_num_blocks(self) -> int:
         config, model = self._config, self._step_config.model
         one = block_bytes(model, config.block_size, self._kv_dtype)
-        device = self._step_config.mesh.devices.flat[0]
-        return choose_num_blocks(config, one, self.max_model_len, device, self.temporary_bytes)
+        mesh = self._step_config.mesh
+        device = mesh.devices.flat[0]
+        num_blocks = choose_num_blocks(
+            config, one, self.max_model_len, device, self.temporary_bytes
+        )
+        if self._step_config.implementation == "xla" or self._kv_dtype not in FORMATS:
+            return num_blocks
+        elements = math.prod(pool_shape(model, 1, config.block_size)) // mesh.size
+        return addressable_blocks(config, num_blocks, elements)
 
     def temporary_bytes(self) -> int:
         """Temporaries of the largest step; they do not depend on the size of the pool."""

@@ -49,7 +49,7 @@ class StepConfig:
 def make_state(
     config: StepConfig, num_blocks: int, block_size: int, kv_dtype: str, max_num_seqs: int
 ) -> EngineState:
-    """An empty pool and empty slots."""
+    """An empty pool and empty slots. kv_dtype: a float's name, "int8" or "fp8"."""
     zeros = jax.jit(
         partial(jnp.zeros, max_num_seqs, jnp.int32), out_shardings=sharding(config.mesh)
     )

@@ -22,10 +22,13 @@ GOLDENS = Path(__file__).parent / "goldens"
 TOKENS = [int(token) for token in golden_tokens()]
 
 
-def whole_logits(name: str) -> np.ndarray:  # [S, V]
+ATTENTION = pytest.mark.parametrize("attention", ["xla", "pallas_interpret"])
+
+
+def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     """Logits of every golden position from one chunk through the paged pool."""
     config, params = tiny(name)
-    step_config = StepConfig(config, make_mesh(), "xla")
+    step_config = StepConfig(config, make_mesh(), attention)
     request = Request(
         "r", 0, TOKENS, len(TOKENS), SamplingParams(), 0, 512, frozenset(), frozenset()
     )
@@ -38,18 +41,20 @@ def whole_logits(name: str) -> np.ndarray:  # [S, V]
     return np.asarray(models.family("llama").logits(config, params, hidden))
 
 
+@ATTENTION
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_equal_hugging_face(name: str) -> None:
+def test_logits_equal_hugging_face(name: str, attention: str) -> None:
     golden = np.load(GOLDENS / "tiny_logits.npz")[name]
-    difference = np.abs(whole_logits(name) - golden)
+    difference = np.abs(whole_logits(name, attention) - golden)
     assert difference[100:].max() < 2e-4
     assert difference.max() < 2e-4
 
 
+@ATTENTION
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_equal_the_naive_float64_forward(name: str) -> None:
+def test_logits_equal_the_naive_float64_forward(name: str, attention: str) -> None:
     reference = numpy_llama.forward(hf_config(name), hf_tensors(name), TOKENS)
-    assert np.abs(whole_logits(name) - reference).max() < 2e-4
+    assert np.abs(whole_logits(name, attention) - reference).max() < 2e-4
 
 
 @pytest.mark.parametrize("place", ["nested only", "top level only", "nested without theta"])
@@ -65,18 +70,26 @@ def test_rope_theta_is_found_wherever_it_stands(place: str) -> None:
     assert ModelConfig.from_hf(config) == tiny("theta")[0]
 
 
-@pytest.mark.parametrize("num_blocks", [64, 20])
-@pytest.mark.parametrize("steps_in_flight", [0, 1])
 @pytest.mark.parametrize("name", ["base", "all"])
-def test_greedy_ids_equal_hugging_face(name: str, steps_in_flight: int, num_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("attention", "steps_in_flight", "num_blocks", "block_size"),
+    [("xla", 0, 64, 4), ("xla", 1, 64, 4), ("xla", 0, 20, 4), ("xla", 1, 20, 4),
+     ("pallas_interpret", 1, 64, 8), ("pallas_interpret", 1, 10, 8)],
+)  # fmt: skip
+def test_greedy_ids_equal_hugging_face(
+    name: str, attention: str, steps_in_flight: int, num_blocks: int, block_size: int
+) -> None:
     golden = json.loads((GOLDENS / "tiny_greedy.json").read_text())[name]
-    engine = make_engine(name, steps_in_flight=steps_in_flight, num_blocks=num_blocks, block_size=4)
+    engine = make_engine(
+        name, attention=attention, steps_in_flight=steps_in_flight, num_blocks=num_blocks,
+        block_size=block_size,
+    )  # fmt: skip
     for index, each in enumerate(golden):
         params = SamplingParams(temperature=0, max_tokens=len(each["output"]), ignore_eos=True)
         engine.add_request(str(index), each["prompt"], params)
     outputs = finished(engine.run())
     assert outputs == {str(index): each["output"] for index, each in enumerate(golden)}
-    assert (engine.stats().num_preemptions > 0) == (num_blocks == 20)
+    assert (engine.stats().num_preemptions > 0) == (num_blocks < 64)
     assert engine.stats().num_referenced_blocks == 0
 
 

@@ -12,6 +12,7 @@ from pagedjax.models import family
 from pagedjax.params import Params, build_tree
 from tests.tiny_models import hf_config, hf_tensors
 
+DEFAULT_ATTENTION = "auto"  # of engines; a test file that tries several replaces it
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
@@ -31,7 +32,7 @@ def tiny(name: str) -> tuple[ModelConfig, Params]:
 def make_engine(name: str = "base", tokenizer: Any = None, **options: Any) -> Engine:
     """An engine of 8 slots with a pool of 64 blocks, unless `options` say otherwise."""
     config, params = tiny(name)
-    options = {"num_blocks": 64, "max_num_seqs": 8, **options}
+    options = {"num_blocks": 64, "max_num_seqs": 8, "attention": DEFAULT_ATTENTION, **options}
     return Engine(config, params, EngineConfig(**options), tokenizer)
 
 
