@@ -100,8 +100,12 @@ def paged_decode(
     )  # fmt: skip
     grouped = q.reshape(rows, kv_heads, plan.group, width)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, plan.padded_group - plan.group), (0, 0)))
+
+    def paged_decode(*refs: Any) -> None:  # a kernel is called after its function
+        _kernel(*refs, plan=plan)
+
     kernel = plgpu.kernel(
-        partial(_kernel, plan=plan),
+        paged_decode,
         out_type=_outputs(plan),
         scratch_types=_scratch(plan, q.dtype),
         grid=(rows, kv_heads, plan.splits * (width // plan.columns)),

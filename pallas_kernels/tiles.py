@@ -98,7 +98,7 @@ def decode_tiles(
         return DecodeTiles(**tuned(device.name)[key])
     wide = jnp.dtype(dtype).itemsize == 4
     return DecodeTiles(
-        block_tokens=32 if wide or width > 128 else 64,
+        block_tokens=16 if wide and width > 128 else 32 if wide or width > 128 else 64,
         splits=choose_splits(rows * kv_heads, context, device.cores),
         num_warps=4,
         num_stages=2 if wide or width > 128 else 3,
@@ -136,10 +136,10 @@ def prefill_tiles(
         return PrefillTiles(**tuned(device.name)[key])
     if jnp.dtype(dtype).itemsize == 4:
         return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if width <= 64 else 8)
+    if width > 128:
+        return PrefillTiles(rows=64, block_tokens=32, num_warps=8)
     if device.capability < (9, 0):
         return PrefillTiles(rows=64, block_tokens=32 if width > 64 else 64, num_warps=4)
-    if width > 128:
-        return PrefillTiles(rows=64, block_tokens=32, num_warps=4)
     return PrefillTiles()
 
 

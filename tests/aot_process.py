@@ -26,7 +26,7 @@ from pagedjax.kv_cache import POOL_SPEC, KVCache, pool_shape
 from pagedjax.models import llama
 from pagedjax.params import build_tree
 from pagedjax.step import EngineState, StepConfig, forward
-from pallas_kernels import aot, tiles, triton_decode, triton_prefill, xla
+from pallas_kernels import aot, mosaic_decode, tiles, triton_decode, triton_prefill, xla
 from tests.kernel_cases import KV_HEADS, ONE_BYTE, KernelCase, compiled_cases
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ class Case:
     build: makes the program for a mesh.
     temporaries: bytes that it may need beyond its arguments.
     aliased: bytes that it must update in place.
-    kernels: names of all its Pallas kernels, each of whose threads may use `registers`.
+    kernels: names of all its Pallas kernels.
     launches: that it may make outside loops, per layer, what comes before and after included.
     exchanges: {(operation, data type, shape): how often}, all that devices may exchange.
     halves: the products of its kernels have 16-bit operands, which tensor cores take.
@@ -75,7 +75,6 @@ class Case:
     targets: tuple[str, ...] = tuple(aot.TARGETS)
     devices: int = 1
     kernels: tuple[str, ...] = ()
-    registers: int = 255
     layers: int = 1
     launches: int = 100
     exchanges: Mapping[tuple[str, str, tuple[int, ...]], int] = field(default_factory=dict)
@@ -187,14 +186,30 @@ def kernel_case(case: KernelCase) -> Case:
     """The expectations on `kernels_op`."""
     join = () if case.splits == "one" else ("paged_decode_join",)
     return Case(
-        str(case), kernels_op(case), 4 * MIB, kernels=("paged_decode", "paged_prefill", *join),
-        launches=8, halves=case.dtype == "bfloat16",
+        str(case), kernels_op(case), (20 if case.splits == "fixed" else 4) * MIB,
+        kernels=("paged_decode", "paged_prefill", *join), launches=8,
+        halves=case.dtype == "bfloat16",
     )  # fmt: skip
+
+
+def mosaic_op(_: Mesh) -> Program:
+    """The Mosaic kernel at the shapes of `decode_op`."""
+    run = partial(mosaic_decode.paged_decode, scale=128**-0.5)
+    rows = (bfloat16((32, 32, 128)), POOL, POOL, int32(()), int32((32, TABLE_WIDTH)), int32((32,)))
+    return Program(run, rows)
 
 
 H200 = ("h200",)  # of cases that say nothing new on another GPU
 POOLS = 2 * POOL_BYTES
+DECODE = ("paged_decode", "paged_decode_join")
 HIDDEN = MODEL.hidden_size
+
+# Registers a thread, and bytes of shared memory a block, that a kernel may use: two blocks of any
+# Triton kernel fit an SM of an H200.
+REGISTERS = {
+    "paged_decode": 200, "paged_decode_join": 128, "paged_prefill": 255, "paged_decode_mosaic_gpu_kernel": 192,
+}  # fmt: skip
+SHARED_BYTES = 113 << 10
 
 
 def tp4(tokens: int, layers: int) -> dict[str, Any]:
@@ -214,8 +229,25 @@ CASES = [
     Case("xla mixed step", step("xla", 32, 512, 2), 128 * MIB, POOLS, H200, layers=2, launches=29),
     Case("xla step, tp 4", step("xla", 32, 0, 2), 32 * MIB, **tp4(32, 2), launches=24),
     Case("xla mixed step, tp 4", step("xla", 32, 512, 2), 64 * MIB, **tp4(544, 2), launches=31),
+    Case("pallas step", step("pallas", 32, 0, 32), 16 * MIB, POOLS, H200, layers=32, launches=16,
+         kernels=DECODE),
+    Case("pallas step, 2 layers", step("pallas", 16, 0, 2), 16 * MIB, POOLS, layers=2, launches=22,
+         kernels=DECODE),
+    Case("pallas mixed step", step("pallas", 16, 512, 2), 128 * MIB, POOLS, layers=2, launches=28,
+         kernels=(*DECODE, "paged_prefill")),
+    Case("pallas step, tp 4", step("pallas", 32, 0, 2), 32 * MIB, **tp4(32, 2), launches=24,
+         kernels=DECODE),
+    Case("pallas mixed step, tp 4", step("pallas", 32, 512, 2), 64 * MIB, **tp4(544, 2),
+         launches=30, kernels=(*DECODE, "paged_prefill")),
+    Case("mosaic decode", mosaic_op, 4 * MIB, targets=H200, launches=8,
+         kernels=("paged_decode_mosaic_gpu_kernel",)),
     *map(kernel_case, compiled_cases(full=False)),
-]
+]  # fmt: skip
+
+
+def every_kernel() -> list[Case]:
+    """The full product of configurations."""
+    return [kernel_case(case) for case in compiled_cases(full=True)]
 
 
 def summary(report: aot.Report) -> dict[str, Any]:
@@ -246,9 +278,15 @@ def summary(report: aot.Report) -> dict[str, Any]:
 
 
 def main(target: str, out: Path, names: list[str]) -> None:
-    """Compile the named cases, or all of the target, and write {case: summary}."""
+    """Compile the named cases, or all of the target, and write {case: summary}.
+
+    The name "every kernel" stands for the full product of the kernels' configurations.
+    """
     found = {}
-    for case in CASES:
+    chosen = CASES
+    if names == ["every kernel"]:
+        chosen, names = every_kernel(), []
+    for case in chosen:
         if target in case.targets and (not names or case.name in names):
             mesh = aot.mesh_for(aot.TARGETS[target], case.devices)
             program = case.build(mesh)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels import aot
-from tests.aot_process import CASES
+from tests.aot_process import CASES, REGISTERS, SHARED_BYTES, every_kernel
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / ".aot"
-TIMEOUT = 600  # seconds
+TIMEOUT = 3600  # seconds
 
 PAIRS = [(target, case) for case in CASES for target in case.targets]
 EACH = pytest.mark.parametrize(
@@ -29,19 +29,23 @@ EACH = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """{target: {case: what `aot_process.summary` wrote}}."""
+    return compiled(aot.TARGETS, tmp_path_factory.mktemp("aot"))
+
+
+def compiled(targets, folder, *names):
+    """Compile the named cases, or all, in one child process for each target at a time."""
     assert PLUGIN.is_dir(), f"{PLUGIN} is missing; `make test` installs it"
-    folder = tmp_path_factory.mktemp("aot")
-    children = {}
-    for target in aot.TARGETS:
+    children, found = {}, {}
+    for target in targets:
         dumps = folder / f"{target}_mosaic"
         dumps.mkdir()
-        command = [sys.executable, "-m", "tests.aot_process", target, folder / f"{target}.json"]
+        out = folder / f"{target}.json"
+        command = [sys.executable, "-m", "tests.aot_process", target, out, *names]
         environment = {**os.environ, **aot.environment(PLUGIN, dumps)}
         with open(folder / f"{target}.log", "w") as log:
             children[target] = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-    found = {}
     try:
         for target, child in children.items():
             code = child.wait(TIMEOUT)
@@ -52,6 +56,31 @@ def reports(tmp_path_factory):
             child.kill()
             child.wait()
     return found
+
+
+def check_kernels(kernels, target, case):
+    """Spills, registers, shared memory, and the instructions that each kernel is made for."""
+    names = [re.sub(r"_\d+$", "", kernel["name"]) for kernel in kernels]
+    assert set(names) == set(case.kernels)
+    for name, kernel in zip(names, kernels, strict=True):
+        assert kernel["spill_bytes"] == 0, (case.name, kernel)
+        assert kernel["registers"] <= REGISTERS[name], (case.name, kernel)
+        assert kernel["shared_bytes"] <= SHARED_BYTES, (case.name, kernel)
+        if name in ("paged_decode", "paged_prefill"):
+            assert kernel["async_copies"] > 0, (case.name, kernel)
+            hopper = target == "h200" and name == "paged_prefill"
+            products = kernel["wgmma"] if hopper else kernel["mma"]
+            assert (products > 0) == case.halves, (case.name, kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", aot.TARGETS)
+def test_every_configuration_of_the_kernels(target, tmp_path):
+    found = compiled([target], tmp_path, "every kernel")[target]
+    for case in every_kernel():
+        report = found[case.name]
+        check_kernels(report["kernels"], target, case)
+        assert report["copies"] == [] and report["temporary_bytes"] <= case.temporaries
 
 
 @EACH
@@ -84,13 +113,7 @@ def test_no_pool_leaves_its_device(reports, target, case):
 
 @EACH
 def test_kernels_fit_the_gpu(reports, target, case):
-    kernels = reports[target][case.name]["kernels"]
-    names = {re.sub(r"_\d+$", "", kernel["name"]) for kernel in kernels}
-    assert names == set(case.kernels)
-    for kernel in kernels:
-        assert kernel["spill_bytes"] == 0
-        assert kernel["registers"] <= case.registers
-        assert kernel["shared_bytes"] <= aot.TARGETS[target].shared_bytes_per_block
+    check_kernels(reports[target][case.name]["kernels"], target, case)
 
 
 @EACH
