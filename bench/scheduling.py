@@ -18,7 +18,8 @@ from pathlib import Path
 from bench import header
 from pagedjax.blocks import BlockPool
 from pagedjax.one_line import exit_status
-from pagedjax.request import Request, SamplingParams
+from pagedjax.request import Request
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduler import Scheduler
 
 PROMPT_TOKENS = 100

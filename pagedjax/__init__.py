@@ -6,7 +6,8 @@ from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
 from pagedjax.llm import LLM
 from pagedjax.models import init_params
-from pagedjax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from pagedjax.request import CompletionOutput, Logprob, RequestOutput
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.stats import CompileReport, EngineStats
 from pagedjax.version import __version__
 

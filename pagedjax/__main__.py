@@ -14,7 +14,8 @@ from typing import Any
 from pagedjax.config import DTYPES
 from pagedjax.llm import LLM
 from pagedjax.one_line import exit_status
-from pagedjax.request import RequestOutput, SamplingParams
+from pagedjax.request import RequestOutput
+from pagedjax.sampling_params import SamplingParams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

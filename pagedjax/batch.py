@@ -19,6 +19,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from pagedjax.mesh import sharding
+from pagedjax.penalties import Adjustments
 from pagedjax.plan import Plan, Row
 from pagedjax.request import Request
 from pagedjax.sampler import SamplingArrays
@@ -150,6 +151,20 @@ class Packer:
             top_k=padded([min(each.top_k, _INT32_MAX) for each in params]),
             top_p=padded([each.top_p for each in params], dtype=np.float32, fill=1),
             min_p=padded([each.min_p for each in params], dtype=np.float32),
+        )
+        return self._put(arrays)
+
+    def adjustments(self, plan: Plan, shape: Shape) -> Adjustments:
+        """What the sampling rows want beside `sampling`, padded like the logit rows."""
+        requests = plan.samplers
+        params = [request.params for request in requests]
+        padded = partial(_padded, size=shape.logit_rows)
+        arrays = Adjustments(
+            repetition=padded([x.repetition_penalty for x in params], dtype=np.float32, fill=1),
+            presence=padded([x.presence_penalty for x in params], dtype=np.float32),
+            frequency=padded([x.frequency_penalty for x in params], dtype=np.float32),
+            edited=padded([request.edits.exist for request in requests], dtype=np.bool_),
+            logprobs=padded([x.logprobs is not None for x in params], dtype=np.bool_),
         )
         return self._put(arrays)
 

@@ -24,7 +24,8 @@ from typing import NamedTuple
 from pagedjax.config import is_int
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
-from pagedjax.request import Request, SamplingParams
+from pagedjax.request import Request
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import Detokenizer
 
 

@@ -6,8 +6,8 @@ Nothing here imports more than the standard library, so the scheduler's tests ne
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 ROPE_TYPES = ("default", "llama3")
@@ -151,6 +151,13 @@ class EngineConfig:
     `None` means "chosen when the engine is made, from the model and the device".
     `mesh` is a `jax.sharding.Mesh` with an axis `tp`, or None for one device.
     `steps_in_flight` is 1 (schedule step n+1 before the tokens of step n are read) or 0.
+    `max_logprobs` bounds `SamplingParams.logprobs` and `prompt_logprobs`.
+    `logprobs_mode`: "raw" reports the model's own log probabilities of sampled tokens,
+    "processed" those of the distribution that they were drawn from, after penalties, masks,
+    temperature and filters; prompts are always scored raw.
+    `logits_processor(logits [B, V], context) -> logits` is a JAX function of the user's, traced
+    into the step (see `hooks.LogitsContext`); `extra` names the arrays that it finds in
+    `context.extra`, with the default of requests without `SamplingParams.extra`.
     """
 
     max_model_len: int | None = None
@@ -167,6 +174,10 @@ class EngineConfig:
     seed: int = 0
     compilation_cache_dir: str | None = None
     steps_in_flight: int = 1
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw"
+    logits_processor: Callable[..., Any] | None = None
+    extra: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _positive_int("block_size", self.block_size)
@@ -185,6 +196,12 @@ class EngineConfig:
                 f"enable_prefix_caching={self.enable_prefix_caching!r} must be True, False or None"
             )
         check_seed(self.seed)
+        _positive_int("max_logprobs", self.max_logprobs)
+        _one_of("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise ValueError(f"logits_processor={self.logits_processor!r} must be callable or None")
+        if self.extra and self.logits_processor is None:
+            raise ValueError("extra is only read by a logits_processor, and there is none")
         if self.steps_in_flight not in (0, 1):
             raise ValueError(f"steps_in_flight={self.steps_in_flight} must be 0 or 1")
 

@@ -17,12 +17,15 @@ from pagedjax.blocks import BlockPool
 from pagedjax.config import EngineConfig, ModelConfig, check_seed
 from pagedjax.intake import Intake, Prompt
 from pagedjax.params import Params, check_alive, check_replacement
-from pagedjax.request import Request, RequestOutput, SamplingParams
+from pagedjax.request import Request, RequestOutput
 from pagedjax.runner import InFlight, Runner
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduler import Scheduler
-from pagedjax.scores import Scores, keep_candidates
+from pagedjax.scores import ScoredArrays, Scores, score_arrays
 from pagedjax.stats import CompileReport, EngineStats, Tally
 from pagedjax.transcript import Transcript
+
+TokenLists = Sequence[Sequence[int]]
 
 
 class Engine:
@@ -50,7 +53,10 @@ class Engine:
         self.scheduler = Scheduler(
             blocks, config.max_num_seqs, budget, config.enable_prefix_caching is not False
         )
-        self.intake = Intake(model_config, self.max_model_len, blocks, config.seed, tokenizer)
+        self.intake = Intake(
+            model_config, self.max_model_len, blocks, config.seed, tokenizer,
+            config.max_logprobs, config.extra or {},
+        )  # fmt: skip
         self._in_flight: deque[InFlight] = deque()
         self._transcripts: dict[str, Transcript] = {}
         self._scores = Scores()
@@ -154,15 +160,12 @@ class Engine:
     def _commit(self, done: InFlight) -> None:
         count = len(done.plan.samplers)
         tokens = [] if done.tokens is None else np.asarray(done.tokens)[:count].tolist()
-        if done.scores is not None:
-            self._scores.keep(done.plan, np.asarray(done.scores))
-        if done.ranked is not None:
-            keep_candidates(done.plan, *map(np.asarray, done.ranked))
+        self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
         for request_id in dict.fromkeys(request.id for request in progressed):
             transcript = self._transcripts[request_id]
-            self._unread.append(transcript.snapshot())
+            self._unread.append(transcript.snapshot(self.scheduler.stop))
             if transcript.is_finished:
                 del self._transcripts[request_id]
 
@@ -187,15 +190,18 @@ class Engine:
 
     # -- scoring, weights, compilation ----------------------------------------------------------
 
-    def compute_logprobs(self, token_lists: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def compute_logprobs(
+        self, token_lists: TokenLists, *, return_arrays: bool = False
+    ) -> list[np.ndarray] | ScoredArrays:
         """Log probabilities of given tokens under the model, without generating.
 
-        Returns one float32 array per list, of length len - 1: log p(token[i+1] | tokens[:i+1]).
-        They share the pool and the steps with running requests, whose outputs the next `step`
-        returns. Raises ValueError naming the index of a list that is empty, has ids outside the
-        vocabulary, or is too long.
+        Returns one float32 array per list, of length len - 1: log p(token[i+1] | tokens[:i+1]); or
+        with `return_arrays` padded device arrays, see `ScoredArrays`. Lists that begin alike share
+        the computing of what they share. They share the pool and the steps with running requests,
+        whose outputs the next `step` returns. Raises ValueError naming the index of a list that is
+        empty, has ids outside the vocabulary, or is too long.
         """
-        requests = [self._scoring_request(index, ids) for index, ids in enumerate(token_lists)]
+        requests = self.intake.scorings(token_lists, self.next_arrival)
         self._scores.open(requests)
         scored = [request for request in requests if len(request.tokens) > 1]
         try:
@@ -204,17 +210,11 @@ class Engine:
             while not all(request.is_finished for request in scored):
                 self.unread(self.step())
         finally:
-            arrays = self._scores.close(requests)
+            arrays = self._scores.close(requests, self.config.block_size)
             for request in scored:
                 if not request.is_finished:
                     self.scheduler.abort(request)
-        return arrays
-
-    def _scoring_request(self, index: int, token_ids: Sequence[int]) -> Request:
-        try:
-            return self.intake.scoring(token_ids, self.next_arrival())
-        except ValueError as error:
-            raise ValueError(f"token list {index}: {error}") from None
+        return score_arrays([each.tokens for each in requests], arrays) if return_arrays else arrays
 
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
@@ -265,7 +265,8 @@ class Engine:
         for index, child_id in enumerate(new_request_ids):
             arrival = self.next_arrival()
             seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]
-            child = parent.copy(id=child_id, arrival=arrival, seed=seed)
+            known = list(parent.prompt_logprobs)
+            child = parent.copy(id=child_id, arrival=arrival, seed=seed, prompt_logprobs=known)
             child.num_cached_tokens = parent.num_cached_tokens
             self._transcripts[child_id] = self._transcripts[request_id].fork(child)
             self.scheduler.fork(parent, child)

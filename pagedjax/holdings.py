@@ -93,9 +93,16 @@ class Holdings:
 
     def _known_prefix(self, request: Request) -> list[Node]:
         """Cached full blocks of the request; its last token is always left to compute."""
-        if not self.prefix_caching or request.score:  # scoring needs the logits of every position
+        if not self.prefix_caching:
             return []
-        return self.blocks.match(request.namespace, request.tokens[:-1])
+        nodes = self.blocks.match(request.namespace, request.tokens[:-1])
+        if request.score:
+            # The score of a block's last token is about the first of the next one, so that must
+            # be known to be the same; see `Scores`, which takes the scores from its siblings.
+            return nodes[:-1]
+        if request.scores_prompt:
+            return nodes[: request.num_scored // self.blocks.block_size]
+        return nodes
 
     def _hold(
         self, request: Request, block_ids: Sequence[int], nodes: list[Node], version: int

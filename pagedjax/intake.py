@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from pagedjax.blocks import BlockPool
 from pagedjax.config import ModelConfig
-from pagedjax.request import Request, SamplingParams, Status
-from pagedjax.text import encode
+from pagedjax.request import Request, Status
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.text import encode, encode_word
+from pagedjax.token_edits import TokenEdits
 
 Prompt = str | Sequence[int]
 
@@ -25,6 +29,8 @@ class Intake:
     blocks: BlockPool
     seed: int
     tokenizer: Any = None
+    max_logprobs: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, arrival: int
@@ -39,8 +45,13 @@ class Intake:
                 f"max_model_len={self.max_model_len}; shorten it or raise max_model_len"
             )
         self._check_fits(len(ids))
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(f"stop={params.stop!r} is looked for in text; there is no tokenizer")
         stop_ids = frozenset(params.stop_token_ids or ())
         self._check_ids(sorted(stop_ids), "stop_token_ids")
+        self._check_logprobs(params)
+        self._check_extra(params)
+        eos_ids = frozenset(() if params.ignore_eos else self.model.eos_token_ids)
         pool_tokens = self.blocks.num_blocks * self.blocks.block_size
         first = Request(
             id=request_id,
@@ -52,7 +63,9 @@ class Intake:
             # A pool filled by one request alone still yields one more token, which needs no slot.
             max_len=min(len(ids) + params.max_tokens, self.max_model_len, pool_tokens + 1),
             stop_ids=stop_ids,
-            eos_ids=frozenset(() if params.ignore_eos else self.model.eos_token_ids),
+            eos_ids=eos_ids,
+            edits=self._edits(params, stop_ids | eos_ids),
+            prompt_logprobs=[] if params.prompt_logprobs is None else [None] * (len(ids) - 1),
             namespace=params.cache_salt,
         )
         first.siblings = [
@@ -60,7 +73,68 @@ class Intake:
         ]
         return first
 
-    def scoring(self, token_ids: Sequence[int], arrival: int) -> Request:
+    def _edits(self, params: SamplingParams, end_ids: frozenset[int]) -> TokenEdits:
+        """The ids that the request favours and forbids, checked against the vocabulary."""
+        bias = dict(params.logit_bias or {})
+        self._check_ids(sorted(bias), "logit_bias")
+        allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
+        self._check_ids(sorted(allowed or ()), "allowed_token_ids")
+        if allowed and params.min_tokens and allowed <= end_ids:
+            raise ValueError(
+                f"allowed_token_ids={sorted(allowed)} all end the output, which min_tokens="
+                f"{params.min_tokens} forbids at first"
+            )
+        return TokenEdits(bias, allowed, self._bad_words(params), end_ids, params.min_tokens)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as a tokenizer spells it at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return ()
+        if self.tokenizer is None:
+            raise ValueError(f"bad_words={params.bad_words!r} are text; there is no tokenizer")
+        spelled = (encode_word(self.tokenizer, word) for word in params.bad_words)
+        return tuple(dict.fromkeys(ids for word in spelled for ids in word))
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        most = min(self.max_logprobs, self.model.vocab_size)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > most:
+                raise ValueError(
+                    f"{name}={value} exceeds the {most} that the engine reports; raise its "
+                    "max_logprobs"
+                )
+
+    def _check_extra(self, params: SamplingParams) -> None:
+        """Names, shapes and dtypes of user arrays, against the engine's defaults."""
+        for name, value in (params.extra or {}).items():
+            if name not in self.extra:
+                raise ValueError(
+                    f"extra[{name!r}] is unknown; the engine's extra has {sorted(self.extra)}"
+                )
+            default, given = np.asarray(self.extra[name]), np.asarray(value)
+            if (given.shape, given.dtype) != (default.shape, default.dtype):
+                raise ValueError(
+                    f"extra[{name!r}] is {given.dtype}{list(given.shape)}; the engine's default "
+                    f"is {default.dtype}{list(default.shape)}"
+                )
+
+    def scorings(
+        self, token_lists: Sequence[Sequence[int]], next_arrival: Callable[[], int]
+    ) -> list[Request]:
+        """Requests that score the lists; those that begin alike share keys, with nobody else."""
+        namespace = object()  # the keys of other requests come without scores
+        requests = []
+        for index, ids in enumerate(token_lists):
+            try:
+                requests.append(self.scoring(ids, next_arrival(), namespace))
+            except ValueError as error:
+                raise ValueError(f"token list {index}: {error}") from None
+        return requests
+
+    def scoring(
+        self, token_ids: Sequence[int], arrival: int, namespace: Hashable = None
+    ) -> Request:
         """A request that scores its tokens and generates none."""
         ids = self._token_ids(token_ids)
         if len(ids) > self.max_model_len:
@@ -71,7 +145,7 @@ class Intake:
         return Request(
             id=f"score of arrival {arrival}", arrival=arrival, tokens=ids, num_prompt=len(ids),
             params=SamplingParams(), seed=0, max_len=len(ids), stop_ids=frozenset(),
-            eos_ids=frozenset(), score=True,
+            eos_ids=frozenset(), score=True, namespace=namespace,
         )  # fmt: skip
 
     def _token_ids(self, prompt: Prompt) -> list[int]:

@@ -17,7 +17,9 @@ from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
 from pagedjax.params import Params
-from pagedjax.request import CompletionOutput, Request, RequestOutput, SamplingParams
+from pagedjax.request import CompletionOutput, Request, RequestOutput
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.scores import ScoredArrays
 
 Messages = Sequence[dict[str, str]]
 OnError = Literal["raise", "return"]
@@ -106,9 +108,14 @@ class LLM:
         search = BeamSearch(self.engine, beam_width, max_tokens, length_penalty)
         return search.run(_listed(prompts))
 
-    def compute_logprobs(self, token_lists: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """log p(token[i+1] | tokens[:i+1]) for each list: float32 arrays of length len - 1."""
-        return self.engine.compute_logprobs(token_lists)
+    def compute_logprobs(
+        self, token_lists: Sequence[Sequence[int]], *, return_arrays: bool = False
+    ) -> list[np.ndarray] | ScoredArrays:
+        """log p(token[i+1] | tokens[:i+1]) for each list: float32 arrays of length len - 1.
+
+        return_arrays: padded device arrays instead; see `scores.ScoredArrays`.
+        """
+        return self.engine.compute_logprobs(token_lists, return_arrays=return_arrays)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation by the model's template, ready for the answer."""

@@ -12,14 +12,18 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from pagedjax import step
 from pagedjax.batch import Shape, StepBatch
 from pagedjax.kv_cache import copy_blocks
+from pagedjax.mesh import sharding
 from pagedjax.params import Params
 from pagedjax.sampler import SamplingArrays
-from pagedjax.step import EngineState, StepConfig
+from pagedjax.step import Drawn, EngineState, SlotArrays, StepConfig, Variant
+
+VARIANTS: tuple[Variant, ...] = ("greedy", "random", "logprobs", "full")
 
 
 class Programs:
@@ -28,12 +32,19 @@ class Programs:
     def __init__(self, config: StepConfig) -> None:
         self._config = config
         self._forward = jax.jit(partial(step.forward, config), donate_argnums=1)
+        # The slots' tokens are donated, and the tables where there are any.
         self._sample = {
-            greedy: jax.jit(partial(step.sample, config, greedy), donate_argnums=1)
-            for greedy in (True, False)
+            variant: jax.jit(
+                partial(step.sample, config, variant),
+                donate_argnums=(1, 6) if variant == "full" else 1,
+            )
+            for variant in VARIANTS
         }
-        self._score = jax.jit(partial(step.score, config))
         self._copy = jax.jit(copy_blocks, donate_argnums=0)
+        self._put = {
+            "history": jax.jit(step.put_history, donate_argnums=0),
+            "edits": jax.jit(step.put_edits, donate_argnums=0),
+        }
         self._compiled: dict[tuple, jax.stages.Compiled] = {}
         self.seconds: dict[tuple, float] = {}
 
@@ -48,11 +59,36 @@ class Programs:
         return self._compile(key, self._forward, params, state, batch)(params, state, batch)
 
     def sample(
-        self, params: Params, state: EngineState, hidden: Any, arrays: SamplingArrays, greedy: bool
-    ) -> Any:
-        """See `step.sample`. The slots' tokens are donated."""
-        args = (_outer(params), state.tokens, state.lengths, hidden, arrays)
-        return self._compile(_sample_key(hidden, greedy), self._sample[greedy], *args)(*args)
+        self,
+        variant: Variant,
+        params: Params,
+        state: EngineState,
+        hidden: Any,
+        *arrays: Any,
+    ) -> Drawn:
+        """See `step.sample`. The slots' tokens are donated, and the tables."""
+        args = (_outer(params), state.tokens, state.lengths, hidden, *arrays)
+        return self._compile(_sample_key(hidden, variant), self._sample[variant], *args)(*args)
+
+    def make_tables(
+        self, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, Any]
+    ) -> SlotArrays:
+        """See `step.make_tables`."""
+        return step.make_tables(self._config, num_slots, max_len, vocab_size, extra)
+
+    def put_history(
+        self, tables: SlotArrays, slot: int, history: Any, extra: dict[str, Any]
+    ) -> SlotArrays:
+        """See `step.put_history`. The tables are donated."""
+        return self._put_row("history", tables, slot, history, extra)
+
+    def put_edits(self, tables: SlotArrays, slot: int, edits: Any) -> SlotArrays:
+        """See `step.put_edits`. The tables are donated."""
+        return self._put_row("edits", tables, slot, edits)
+
+    def _put_row(self, what: str, tables: SlotArrays, slot: int, *rows: Any) -> SlotArrays:
+        placed = jax.device_put((np.int32(slot), *rows), sharding(self._config.mesh))
+        return self._compile(("put", what), self._put[what], tables, *placed)(tables, *placed)
 
     def rank(self, params: Params, hidden: Any, count: int) -> Any:
         """See `step.rank`."""
@@ -60,10 +96,11 @@ class Programs:
         args = (_outer(params), hidden)
         return self._compile(("rank", count, hidden.shape[0]), function, *args)(*args)
 
-    def score(self, params: Params, hidden: Any, targets: jax.Array) -> Any:
+    def score(self, params: Params, hidden: Any, targets: jax.Array, count: int | None) -> Any:
         """See `step.score`."""
+        function = jax.jit(partial(step.score, self._config, count))
         args = (_outer(params), hidden, targets)
-        return self._compile(("score", hidden.shape[0]), self._score, *args)(*args)
+        return self._compile(("score", count, hidden.shape[0]), function, *args)(*args)
 
     def copy(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> EngineState:
         """See `kv_cache.copy_blocks`. The pools are donated."""
@@ -82,11 +119,14 @@ class Programs:
         forward = self._compile(("forward", *_shape(batch)), self._forward, params, state, batch)
         _, chunks, hidden = forward.out_info
         slots = (_outer(params), state.tokens, state.lengths)
-        for greedy, function in self._sample.items():
-            self._compile(_sample_key(hidden, greedy), function, *slots, hidden, arrays)
+        for variant in ("greedy", "random"):
+            function = self._sample[variant]
+            self._compile(_sample_key(hidden, variant), function, *slots, hidden, arrays)
         if batch.tokens.size:
             targets = jax.ShapeDtypeStruct(batch.tokens.shape, batch.tokens.dtype)
-            self._compile(("score", chunks.shape[0]), self._score, slots[0], chunks, targets)
+            function = jax.jit(partial(step.score, self._config, None))
+            key = ("score", None, chunks.shape[0])
+            self._compile(key, function, slots[0], chunks, targets)
 
     def temporary_bytes(self, params: Params, state: Any, batch: StepBatch) -> int:
         """Memory that a forward of this shape needs beyond its arguments; state may be abstract."""
@@ -106,8 +146,8 @@ def _shape(batch: StepBatch) -> Shape:
     return Shape(batch.decode_slots.shape[0], batch.tokens.shape[0], batch.logit_rows.shape[0])
 
 
-def _sample_key(hidden: Any, greedy: bool) -> tuple:
-    return ("sample", "greedy" if greedy else "random", hidden.shape[0])
+def _sample_key(hidden: Any, variant: str) -> tuple:
+    return ("sample", variant, hidden.shape[0])
 
 
 def use_compilation_cache(folder: str | None) -> None:

@@ -1,123 +1,16 @@
-"""What is asked and what comes back: sampling params, one request's host state, its outputs."""
+"""One request's host state, and the outputs made from it."""
 
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from pagedjax.config import check_seed, is_int
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.token_edits import TokenEdits
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-# Fields that a later release brings: anything but the default is refused by name.
-_LATER = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "stop",
-    "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "bad_words", "logprobs",
-    "prompt_logprobs",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request's tokens are chosen and when it stops; checked when made.
-
-    temperature: 0 is the exact argmax (lowest id on ties); otherwise logits are divided by it.
-    min_p, top_k, top_p: filters, applied in this order after the temperature. `top_k` of 0, -1
-        or at least V is off. Ties in top-k: lower ids first. top-p keeps the smallest set of
-        tokens whose mass reaches `top_p`, at least one.
-    n: samples of the prompt, which share its keys; `outputs` has one entry for each.
-    seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
-        None: derived from the engine's seed and the request's arrival number.
-    max_tokens: output tokens at most. stop_token_ids: end the output, and are part of it.
-    ignore_eos: the model's own end-of-sequence ids do not stop the output.
-    skip_special_tokens, detokenize: how `text` is made; False for `detokenize` leaves it empty.
-    cache_salt: only requests with the same salt share prefix cache entries.
-    priority: lower runs first; first come, first served among equals.
-    """
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    detokenize: bool = True
-    cache_salt: str | None = None
-    priority: int = 0
-
-    def __post_init__(self) -> None:
-        self._check_ints()
-        self._check_floats()
-        self._check_flags()
-        for each in fields(self):
-            if each.name in _LATER and getattr(self, each.name) != each.default:
-                raise NotImplementedError(
-                    f"SamplingParams.{each.name}={getattr(self, each.name)!r} is not supported "
-                    f"yet; supported: {each.default!r}"
-                )
-
-    def _check_ints(self) -> None:
-        for name, least in (("n", 1), ("top_k", -1), ("min_tokens", 0)):
-            if not is_int(getattr(self, name)) or getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be an int >= {least}")
-        if not is_int(self.max_tokens) or self.max_tokens < 1:
-            raise ValueError(
-                f"max_tokens={self.max_tokens!r} must be an int >= 1; "
-                "to score without generating use compute_logprobs"
-            )
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
-        if not is_int(self.priority):
-            raise ValueError(f"priority={self.priority!r} must be an int")
-        if self.seed is not None:
-            check_seed(self.seed)
-        if not isinstance(self.cache_salt, str | None):
-            raise ValueError(f"cache_salt={self.cache_salt!r} must be a string or None")
-        ids = () if self.stop_token_ids is None else self.stop_token_ids
-        listed = isinstance(ids, Sequence) and not isinstance(ids, str)
-        if not listed or not all(is_int(token) and token >= 0 for token in ids):
-            raise ValueError(
-                f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids >= 0"
-            )
-
-    def _check_flags(self) -> None:
-        for name in (
-            "ignore_eos", "skip_special_tokens", "detokenize", "include_stop_str_in_output",
-        ):  # fmt: skip
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-
-    def _check_floats(self) -> None:
-        for name, wanted, holds in (
-            ("temperature", ">= 0", lambda x: x >= 0),
-            ("top_p", "in (0, 1]", lambda x: 0 < x <= 1),
-            ("min_p", "in [0, 1]", lambda x: 0 <= x <= 1),
-            ("repetition_penalty", "> 0", lambda x: x > 0),
-            ("presence_penalty", "finite", lambda x: True),
-            ("frequency_penalty", "finite", lambda x: True),
-        ):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not holds(value):
-                raise ValueError(f"{name}={value!r} must be a finite number {wanted}".rstrip())
 
 
 class Status(enum.Enum):
@@ -132,6 +25,15 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+class Candidates(NamedTuple):
+    """A token's log probability and rank, and the best tokens at its place, best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    best: tuple[tuple[int, float], ...]
+
+
 @dataclass(eq=False)
 class Request:
     """Host state of one request: ints and lists only. The scheduler is the one who changes it.
@@ -142,6 +44,8 @@ class Request:
     num_pending: tokens sampled by dispatched steps that the host has not read yet (0 or 1).
     max_len: prompt + output tokens at which the request ends with "length".
     score: True for a request that only scores its tokens and generates none.
+    edits: what it adds to logits, and forbids. token_logprobs: of the output read so far.
+    prompt_logprobs: entry i is of token i + 1; None until it is known.
     num_candidates: above 0, the request draws nothing: once all its tokens are computed, its
         `candidates` are the most likely next tokens with their log probabilities.
     sample_index: i of the n samples of one prompt; siblings: the others, until they start.
@@ -162,6 +66,9 @@ class Request:
     score: bool = False
     num_candidates: int = 0
     candidates: list[tuple[int, float]] | None = None
+    edits: TokenEdits = TokenEdits()
+    token_logprobs: list[Candidates] = field(default_factory=list)
+    prompt_logprobs: list[Candidates | None] = field(default_factory=list)
     num_computed: int = 0
     num_pending: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -185,9 +92,27 @@ class Request:
     def copy(self, **changes: Any) -> Request:
         """The same request with the same tokens, not started: no slot, no blocks."""
         kept = ("id", "arrival", "num_prompt", "params", "seed", "max_len", "stop_ids", "eos_ids",
-                "namespace")  # fmt: skip
+                "namespace", "edits")  # fmt: skip
         values = {name: getattr(self, name) for name in kept}
-        return Request(**{**values, "tokens": list(self.tokens), **changes})
+        lists = {"tokens": list(self.tokens), "token_logprobs": list(self.token_logprobs)}
+        return Request(**{**values, **lists, **changes})
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether its logits are changed before temperature and filters."""
+        params = self.params
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return penalties != (1, 0, 0) or self.edits.exist
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of its prompt's positions are wanted."""
+        return self.score or None in self.prompt_logprobs
+
+    @property
+    def num_scored(self) -> int:
+        """How many of the prompt's first logits need no computing any more."""
+        return self.prompt_logprobs.index(None) if self.scores_prompt else self.num_prompt
 
     @property
     def num_tokens(self) -> int:

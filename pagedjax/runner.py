@@ -8,21 +8,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from pagedjax import attention, models
-from pagedjax.batch import Buckets, Packer
+from pagedjax.batch import Buckets, Packer, Shape
 from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.hooks import check_processor
 from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
+from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh
 from pagedjax.params import Params, check_arrays, check_params
 from pagedjax.plan import Plan
 from pagedjax.programs import Programs, use_compilation_cache
+from pagedjax.request import Request
+from pagedjax.slot_tables import SlotTables
 from pagedjax.stats import CompileReport
-from pagedjax.step import EngineState, StepConfig, make_state
+from pagedjax.step import Drawn, EngineState, StepConfig, Variant, make_state
 from pallas_kernels.formats import FORMATS
 
 CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
@@ -34,8 +40,9 @@ class InFlight(NamedTuple):
 
     plan: Plan
     tokens: jax.Array | None  # [R], the first ones are those of plan.samplers
-    scores: jax.Array | None  # [Sp]
+    scores: TokenLogprobs | None  # of Sp rows
     ranked: tuple[jax.Array, jax.Array] | None = None  # [R, count] ids and log probabilities
+    logprobs: TokenLogprobs | None = None  # of the R tokens
 
 
 class Runner:
@@ -57,8 +64,12 @@ class Runner:
         implementation = attention.resolve(
             config.attention, device, config.block_size, self._kv_dtype, model.head_dim
         )
-        self._step_config = StepConfig(model, mesh, implementation)
+        self._step_config = StepConfig(
+            model, mesh, implementation, config.max_logprobs,
+            config.logprobs_mode == "processed", config.logits_processor,
+        )  # fmt: skip
         self._programs = Programs(self._step_config)
+        self._tables = self._make_tables()
         self.num_blocks = self._choose_num_blocks()
         self._packer = self._make_packer(self.num_blocks)
         self._state = self._make_state(self.num_blocks)
@@ -77,23 +88,47 @@ class Runner:
         self._state, chunk_hidden, hidden = self._programs.forward(self.params, self._state, batch)
         tokens = scores = None
         samplers = plan.samplers
+        logprobs = None
         if samplers:
-            arrays = self._packer.sampling(plan, shape)
-            greedy = all(request.params.temperature == 0 for request in samplers)
-            slot_tokens, tokens = self._programs.sample(
-                self.params, self._state, hidden, arrays, greedy
-            )
-            self._state = dataclasses.replace(self._state, tokens=slot_tokens)
+            drawn = self._sample(plan, shape, hidden)
+            self._state = dataclasses.replace(self._state, tokens=drawn.slot_tokens)
+            tokens, logprobs = drawn.tokens, drawn.logprobs
             tokens.copy_to_host_async()
-        if any(row.request.score for row in plan.chunks):
+        if any(row.request.scores_prompt for row in plan.chunks):
             targets = self._packer.targets(plan, shape)
-            scores = self._programs.score(self.params, chunk_hidden, targets)
+            listed = any(None in row.request.prompt_logprobs for row in plan.chunks)
+            best = self._step_config.max_logprobs if listed else None
+            scores = self._programs.score(self.params, chunk_hidden, targets, best)
         count = max((request.num_candidates for request in samplers), default=0)
         ranked = self._programs.rank(self.params, hidden, count) if count else None
-        return InFlight(plan, tokens, scores, ranked)
+        return InFlight(plan, tokens, scores, ranked, logprobs)
+
+    def _sample(self, plan: Plan, shape: Shape, hidden: jax.Array) -> Drawn:
+        """Draw with the smallest variant that has what the batch asks for."""
+        requests = plan.samplers
+        arrays: list[Any] = [self._packer.sampling(plan, shape)]
+        variant = self._variant(requests)
+        if variant in ("logprobs", "full"):
+            arrays.append(self._packer.adjustments(plan, shape))
+        if variant == "full":
+            self._tables.sync(requests)
+            arrays.append(self._tables.arrays)
+        drawn = self._programs.sample(variant, self.params, self._state, hidden, *arrays)
+        if drawn.tables is not None:
+            self._tables.arrays = drawn.tables
+        return drawn
+
+    def _variant(self, requests: Sequence[Request]) -> Variant:
+        if self._step_config.processor or any(request.is_adjusted for request in requests):
+            return "full"
+        if any(request.params.logprobs is not None for request in requests):
+            return "logprobs"
+        greedy = all(request.params.temperature == 0 for request in requests)
+        return "greedy" if greedy else "random"
 
     def recover(self) -> None:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""
+        self._tables.reset()
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
             self._state = None  # type: ignore[assignment]  # frees the rest before the new pool
             self._state = self._make_state(self.num_blocks)
@@ -126,6 +161,16 @@ class Runner:
         return make_state(
             self._step_config, num_blocks, config.block_size, self._kv_dtype, config.max_num_seqs
         )
+
+    def _make_tables(self) -> SlotTables:
+        config, vocab_size = self._config, self._step_config.model.vocab_size
+        extra = {name: np.asarray(each) for name, each in (config.extra or {}).items()}
+        if config.logits_processor is not None:
+            check_processor(config.logits_processor, vocab_size, self.max_model_len, extra)
+        return SlotTables(
+            self._programs, config.max_num_seqs, self.max_model_len, vocab_size, extra,
+            always=config.logits_processor is not None,
+        )  # fmt: skip
 
     def _make_packer(self, num_blocks: int) -> Packer:
         width = -(-self.max_model_len // self._config.block_size)

@@ -1,21 +1,33 @@
 """From logits to tokens: greedy, temperature, min-p, top-k, top-p, with a counter-based draw.
 
-No sort of the vocabulary. A filter keeps the tokens whose value is at least a threshold, which is
-found by bisection over the ordered bit patterns of float32, exactly; among equal values at the
-threshold the lower ids are kept first, by bisection over ids. The draw is one uniform number per
-row, looked up in the cumulative distribution in the order of token ids.
+No sort of the vocabulary: each filter leaves the best tokens up to some last one, which
+`ranking` finds. The draw is one uniform number per row, looked up in the cumulative distribution
+in the order of token ids. What is done for a row follows from the row alone; the batch decides
+only whether work that no row needs is skipped.
+
+On CPU an array [R, V] that is written costs several times one that is read, so few are.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-DRAW_BLOCK = 128  # tokens per partial sum of the cumulative distribution
+from pagedjax.ranking import (
+    BLOCK,
+    LISTED,
+    Prefix,
+    all_tokens,
+    best,
+    in_blocks,
+    reach,
+    short_cumsum,
+    when,
+)
+
+NO_WEIGHT = 128.0  # the exponential of a gap of this size is 0
 
 
 @struct.dataclass
@@ -36,7 +48,10 @@ def greedy(
     logits: jax.Array,  # [R, V] float32
 ) -> jax.Array:  # [R]
     """The most likely token, the lowest id on ties."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    blocks = in_blocks(logits, -jnp.inf)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return (block * BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
 
 
 def sample(
@@ -54,63 +69,103 @@ def filtered_weights(
     logits: jax.Array,  # [R, V] float32
     arrays: SamplingArrays,
 ) -> jax.Array:  # [R, V] float32
-    """Unnormalised probabilities after temperature, min-p, top-k and top-p; at most 1 each.
+    """Unnormalised probabilities after temperature, min-p, top-k and top-p; at most 1 each."""
+    return jnp.exp(-filtered_gaps(logits, arrays))
 
-    The maximum is subtracted before the division, so that a tiny temperature cannot make two
-    infinities of which the difference is NaN.
+
+def processed_logits(
+    logits: jax.Array,  # [R, V] float32
+    arrays: SamplingArrays,
+) -> jax.Array:  # [R, V] float32
+    """Logits of the distribution that is drawn from: -inf where a filter took the token.
+
+    A greedy row has all of its mass at the token that it takes.
     """
-    temperature = jnp.maximum(arrays.temperature, jnp.finfo(jnp.float32).tiny)[:, None]
-    gap = (logits.max(axis=-1, keepdims=True) - logits) / temperature  # >= 0
-    gap = jnp.where(jnp.exp(-gap) >= arrays.min_p[:, None], gap, jnp.inf)
-    use_top_k = (arrays.top_k > 0) & (arrays.top_k < logits.shape[-1])
-    gap = lax.cond(
-        use_top_k.any(),
-        lambda: jnp.where(top_k_mask(gap, arrays.top_k) | ~use_top_k[:, None], gap, jnp.inf),
-        lambda: gap,
-    )
-    weights = jnp.exp(-gap)
-    use_top_p = arrays.top_p < 1
-    return lax.cond(
-        use_top_p.any(),
-        lambda: jnp.where(top_p_mask(weights, arrays.top_p) | ~use_top_p[:, None], weights, 0),
-        lambda: weights,
-    )
+    gaps = filtered_gaps(logits, arrays)
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    certain = jnp.where(ids == greedy(logits)[:, None], 0, jnp.inf)
+    return -jnp.where((arrays.temperature == 0)[:, None], certain, gaps)
 
 
-def top_k_mask(
-    gap: jax.Array,  # [R, V], >= 0, smaller is better
-    top_k: jax.Array,  # [R], >= 1
-) -> jax.Array:  # [R, V] bool
-    """The k smallest gaps; exactly k, lower ids first among equals."""
+def filtered_gaps(
+    logits: jax.Array,  # [R, V] float32
+    arrays: SamplingArrays,
+) -> jax.Array:  # [R, V] float32
+    """How far each token is below the best one after temperature; infinity where filtered."""
+    rows, vocab = logits.shape
+    blocks = in_blocks(logits, -jnp.inf)
+    most = blocks.max(axis=-1).max(axis=-1)
+    wanted = _uses_top_k(arrays, vocab) | (arrays.top_p < 1)
 
-    def fewer_below(bound: jax.Array) -> jax.Array:
-        return (gap < bound[:, None]).sum(axis=-1, dtype=jnp.int32) < top_k
+    def filtered(most: jax.Array) -> Prefix:
+        return _top_k_top_p(_gaps(blocks, most, arrays), vocab, arrays)
 
-    bound = _largest_float(fewer_below, gap.shape[0])[:, None]
-    better = gap < bound
-    return better | _first_true(gap == bound, top_k - better.sum(axis=-1, dtype=jnp.int32))
+    prefix = when(wanted.any(), filtered, all_tokens(blocks), most)
+    gaps = _gaps(blocks, most, arrays)
+    return prefix.restrict(gaps).reshape(rows, -1)[:, :vocab]
 
 
-def top_p_mask(
-    weights: jax.Array,  # [R, V], >= 0
-    top_p: jax.Array,  # [R], in (0, 1]
-) -> jax.Array:  # [R, V] bool
-    """The smallest set of largest weights whose share of the sum reaches top_p.
+def _gaps(
+    blocks: jax.Array,  # [R, N, BLOCK], logits
+    most: jax.Array,  # [R], the largest logit
+    arrays: SamplingArrays,
+) -> jax.Array:  # [R, N, BLOCK], >= 0
+    """The distances to the best token over temperature, infinity where min-p filters.
 
-    At least one; among equals lower ids come first (arXiv 1904.09751).
+    The maximum is subtracted before the temperature is applied, so that a tiny one cannot make
+    two infinities of which the difference is NaN. Every place that computes a gap gets the same
+    bits, which a division would not promise: XLA may or may not make it a product.
     """
-    # A share so small that float32 rounds it to nothing still wants one token.
-    wanted = jnp.maximum(top_p * weights.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
+    tiny = jnp.finfo(jnp.float32).tiny
+    inverse = jnp.maximum(1 / jnp.maximum(arrays.temperature, tiny), tiny)[:, None, None]
+    below = most[:, None, None] - blocks
+    gaps = jnp.where(blocks == most[:, None, None], 0, below * inverse)  # infinity - infinity: 0
+    return jnp.where(gaps <= -jnp.log(arrays.min_p)[:, None, None], gaps, jnp.inf)
 
-    def enough(least: jax.Array) -> jax.Array:
-        return jnp.where(weights >= least[:, None], weights, 0).sum(axis=-1) >= wanted
 
-    least = _largest_float(enough, weights.shape[0])
-    better = weights > least[:, None]
-    missing = wanted - jnp.where(better, weights, 0).sum(axis=-1)
-    room = jnp.ceil(missing / jnp.maximum(least, jnp.finfo(jnp.float32).tiny))
-    room = jnp.clip(room, 1, weights.shape[-1]).astype(jnp.int32)
-    return better | _first_true(weights == least[:, None], room)
+def _uses_top_k(arrays: SamplingArrays, vocab: int) -> jax.Array:  # [R] bool
+    return (arrays.top_k > 0) & (arrays.top_k < vocab)
+
+
+def _top_k_top_p(
+    gaps: jax.Array,  # [R, N, BLOCK], infinity at the filling
+    vocab: int,
+    arrays: SamplingArrays,
+) -> Prefix:
+    """The k best tokens, and of them the smallest best set whose share of the mass reaches top_p.
+
+    The set has at least one token; among equals lower ids come first (arXiv 1904.09751).
+    """
+    use_top_k, use_top_p = _uses_top_k(arrays, vocab), arrays.top_p < 1
+    listed = best(gaps, LISTED)
+    all_listed = use_top_k & (arrays.top_k <= LISTED)  # each by its own params, not by the batch
+
+    def filter_once(stage: jax.Array, prefix: Prefix) -> Prefix:
+        """top-k first, then top-p of what is left: one piece of program, compiled once."""
+        by_count = stage == 0
+
+        def weigh(gaps: jax.Array) -> jax.Array:
+            return jnp.where(by_count, (gaps < jnp.inf).astype(jnp.float32), jnp.exp(-gaps))
+
+        def mass(value: jax.Array, last: jax.Array) -> jax.Array:
+            return weigh(Prefix(value, last).restrict(gaps)).sum(axis=-1).sum(axis=-1)
+
+        left = jnp.where(prefix.holds(*listed), listed[0], jnp.inf)
+        listed_mass = weigh(left).sum(axis=-1)
+        active = jnp.where(by_count, use_top_k, use_top_p)
+        needed = (active & ~all_listed & ~by_count).any()
+        total = when(needed, mass, listed_mass, prefix.value, prefix.last)
+        total = jnp.where(all_listed, listed_mass, total)
+        # A share so small that float32 rounds it to nothing still wants one token.
+        share = jnp.maximum(arrays.top_p * total, jnp.finfo(jnp.float32).tiny)
+        target = jnp.where(by_count, arrays.top_k.astype(jnp.float32), share)
+        most = jnp.where(by_count, jnp.finfo(jnp.float32).max, NO_WEIGHT)
+        found = reach(gaps, (left, listed[1]), weigh, target, active, prefix, most)
+        return found.shorter(prefix)
+
+    first = jnp.where(use_top_k.any(), 0, 1)
+    end = jnp.where(use_top_p.any(), 2, 1)
+    return lax.fori_loop(first, end, filter_once, all_tokens(gaps))
 
 
 def uniform(
@@ -136,21 +191,27 @@ def draw(
     weights: jax.Array,  # [R, V], >= 0, not all zero
     uniforms: jax.Array,  # [R] in [0, 1)
 ) -> jax.Array:  # [R]
-    """The first token at which the cumulative weight, in id order, exceeds uniform x total.
+    """The first token at which the cumulative weight, in id order, exceeds uniform x total."""
+    blocks = in_blocks(weights, 0)
+    sums, ends = cumulative(blocks)
+    target = uniforms * ends[:, -1]
+    block = _first_above(ends, sums, target)
+    before = jnp.where(block > 0, jnp.take_along_axis(ends, block[:, None] - 1, 1)[:, 0], 0)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    token = _first_above(short_cumsum(inside), inside, target - before)
+    return (block * BLOCK + token).astype(jnp.int32)
+
+
+def cumulative(
+    blocks: jax.Array,  # [R, N, BLOCK]
+) -> tuple[jax.Array, jax.Array]:  # [R, N] each
+    """The sum of each block, and of all up to its end.
 
     Sums are taken in two levels, within blocks and over them, so their error grows with the
     square root of V and not with V.
     """
-    rows, vocab = weights.shape
-    padded = jnp.pad(weights, ((0, 0), (0, -vocab % DRAW_BLOCK))).reshape(rows, -1, DRAW_BLOCK)
-    sums = padded.sum(axis=-1)
-    ends = jnp.cumsum(sums, axis=-1)
-    target = uniforms * ends[:, -1]
-    block = _first_above(ends, sums, target)
-    before = jnp.where(block > 0, jnp.take_along_axis(ends, block[:, None] - 1, 1)[:, 0], 0)
-    inside = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
-    token = _first_above(jnp.cumsum(inside, axis=-1), inside, target - before)
-    return (block * DRAW_BLOCK + token).astype(jnp.int32)
+    sums = blocks.sum(axis=-1)
+    return sums, jnp.cumsum(sums, axis=-1)
 
 
 def _first_above(ends: jax.Array, sizes: jax.Array, target: jax.Array) -> jax.Array:
@@ -160,43 +221,3 @@ def _first_above(ends: jax.Array, sizes: jax.Array, target: jax.Array) -> jax.Ar
     last = ends.shape[-1] - 1 - jnp.argmax(exists[:, ::-1], axis=-1)
     hit = exists & (ends > target[:, None])
     return jnp.where(hit.any(axis=-1), jnp.argmax(hit, axis=-1), last).astype(jnp.int32)
-
-
-def _first_true(mask: jax.Array, count: jax.Array) -> jax.Array:
-    """The first `count` [R] true entries of each row of `mask` [R, V]."""
-    ids = jnp.arange(mask.shape[-1], dtype=jnp.uint32)[None]
-
-    def first_ids() -> jax.Array:
-        def fits(end: jax.Array) -> jax.Array:
-            return (mask & (ids < end[:, None])).sum(axis=-1, dtype=jnp.int32) <= count
-
-        end = _largest(fits, mask.shape[0], bits=mask.shape[-1].bit_length())
-        return mask & (ids < end[:, None])
-
-    # More equals than room are rare; without them there is no need to look at ids.
-    crowded = (mask.sum(axis=-1, dtype=jnp.int32) > count).any()
-    return lax.cond(crowded, first_ids, lambda: mask)
-
-
-def _largest_float(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-    """Per row the largest non-negative float32 for which a monotone predicate holds.
-
-    Non-negative floats, infinity included, are ordered like their bit patterns; the predicate is
-    true at 0 and stays false once it is false.
-    """
-    infinity = jnp.uint32(0x7F800000)
-
-    def holds_for_bits(bits: jax.Array) -> jax.Array:
-        return (bits <= infinity) & holds(lax.bitcast_convert_type(bits, jnp.float32))
-
-    return lax.bitcast_convert_type(_largest(holds_for_bits, rows, bits=31), jnp.float32)
-
-
-def _largest(holds: Callable[[jax.Array], jax.Array], rows: int, *, bits: int) -> jax.Array:
-    """Per row the largest uint32 below 2**bits for which a monotone predicate holds."""
-
-    def one_bit(index: jax.Array, found: jax.Array) -> jax.Array:
-        tried = found | (jnp.uint32(1) << (bits - 1 - index).astype(jnp.uint32))
-        return jnp.where(holds(tried), tried, found)
-
-    return lax.fori_loop(0, bits, one_bit, jnp.zeros(rows, jnp.uint32))

@@ -63,6 +63,10 @@ class Scheduler:
         """End a request now; rows of it that are in flight will be dropped at their commit."""
         self._finish(request, "abort")
 
+    def stop(self, request: Request, stop_string: str) -> None:
+        """End a request whose text has come to a stop string, which outranks other reasons."""
+        self._finish(request, "stop", stop_string)
+
     def schedule(self) -> Plan:
         """Choose the next step: decode rows first, then chunks, then newly admitted prompts."""
         preemptions = self.num_preemptions
@@ -154,9 +158,9 @@ class Scheduler:
         for request in list(self.running):  # a copy: making room may preempt those at the end
             if len(rows) == self.max_num_batched_tokens:
                 break
-            at_limit = request.num_pending and request.num_tokens >= request.max_len
-            if request.status is not Status.RUNNING or at_limit:
-                continue
+            at_limit = request.num_tokens >= request.max_len or request.edits.need_every_token
+            if request.status is not Status.RUNNING or (request.num_pending and at_limit):
+                continue  # with a token in flight it may be done, or not know what it may draw
             if self._make_room(request, copies) and request.slot_has_token:
                 rows.append(Row(request, request.num_computed, 1, samples=(request,)))
         return rows

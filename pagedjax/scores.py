@@ -1,18 +1,35 @@
-"""Log probabilities for those who ask for them instead of tokens: of given texts, and of the
-most likely next tokens."""
+"""Log probabilities from the device to those who asked for them: of given texts, of sampled
+tokens, of prompts, and of the most likely next tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from pagedjax.logprobs import TokenLogprobs
 from pagedjax.plan import Plan
-from pagedjax.request import Request
+from pagedjax.request import Candidates, Request
+
+# JSON knows no infinity: a token that could not be drawn is reported with this log probability.
+LEAST_LOGPROB = -9999.0
+
+
+class ScoredArrays(NamedTuple):
+    """Scores of several texts as device arrays, ready for a loss; padded to the longest text.
+
+    logprobs[b, i] is of tokens[b, i + 1]; mask[b, i] tells whether there is such a token.
+    """
+
+    tokens: jax.Array  # [B, X] int32
+    logprobs: jax.Array  # [B, X - 1] float32; 0 where not masked
+    mask: jax.Array  # [B, X - 1] bool
 
 
 class Scores:
-    """One float32 array of length len(tokens) - 1 for each request in hand."""
+    """One float32 array of length len(tokens) - 1 for each request in hand; NaN where unknown."""
 
     def __init__(self) -> None:
         self._arrays: dict[Request, np.ndarray] = {}
@@ -20,9 +37,27 @@ class Scores:
     def open(self, requests: Iterable[Request]) -> None:
         """Make room for the scores of `requests`."""
         for request in requests:
-            self._arrays[request] = np.zeros(len(request.tokens) - 1, np.float32)
+            self._arrays[request] = np.full(len(request.tokens) - 1, np.nan, np.float32)
 
-    def keep(self, plan: Plan, scores: np.ndarray) -> None:
+    def take(
+        self,
+        plan: Plan,
+        tokens: list[int],  # of the plan's samplers
+        logprobs: TokenLogprobs | None,  # of the samplers' rows
+        scores: TokenLogprobs | None,  # of the chunks' tokens
+        ranked: tuple[jax.Array, jax.Array] | None,  # ids and log probabilities, [R, count]
+    ) -> None:
+        """Read what a step found out and hand it to the requests, before their `commit`."""
+        if logprobs is not None:
+            _keep_token_logprobs(plan, tokens, jax.tree.map(np.asarray, logprobs))
+        if scores is not None:
+            found = jax.tree.map(np.asarray, scores)
+            self._keep(plan, found.logprob)
+            _keep_prompt_logprobs(plan, found)
+        if ranked is not None:
+            _keep_candidates(plan, *map(np.asarray, ranked))
+
+    def _keep(self, plan: Plan, scores: np.ndarray) -> None:
         """Take the scores of a step's chunks, [Sp]; those of requests not in hand are dropped."""
         first = 0
         for row in plan.chunks:
@@ -31,14 +66,74 @@ class Scores:
                 kept[row.start : row.end] = scores[first : first + row.num_tokens]
             first += row.num_tokens
 
-    def close(self, requests: Iterable[Request]) -> list[np.ndarray]:
-        """Hand the arrays over."""
-        return [self._arrays.pop(request) for request in requests]
+    def close(self, requests: Iterable[Request], block_size: int) -> list[np.ndarray]:
+        """Hand the arrays over.
+
+        A text that began like an earlier one took that one's keys, and takes its scores here.
+        """
+        donors: dict[tuple[int, ...], np.ndarray] = {}
+        arrays = []
+        for request in requests:
+            scores = self._arrays.pop(request)
+            missing = int(np.isnan(scores).argmin()) if len(scores) else 0
+            if missing and missing < len(scores):
+                scores[:missing] = donors[tuple(request.tokens[: missing + 1])][:missing]
+            for end in range(block_size, len(request.tokens), block_size):
+                donors.setdefault(tuple(request.tokens[: end + 1]), scores)
+            arrays.append(scores)
+        return arrays
 
 
-def keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
+def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
     """Hand each request that asked for them its most likely next tokens; arrays are [R, count]."""
     for index, request in enumerate(plan.samplers):
         if request.num_candidates:
             best = zip(ids[index].tolist(), logprobs[index].tolist(), strict=True)
             request.candidates = list(best)[: request.num_candidates]
+
+
+def _keep_token_logprobs(plan: Plan, tokens: list[int], found: TokenLogprobs) -> None:
+    """Hand the samplers of a step the log probabilities of their tokens; call before `commit`."""
+    for index, (request, token) in enumerate(zip(plan.samplers, tokens, strict=True)):
+        if request.params.logprobs is not None and not request.is_finished:
+            del request.token_logprobs[len(request.output_ids) :]  # of tokens rolled back
+            request.token_logprobs.append(_candidates(token, found, index, request.params.logprobs))
+
+
+def _keep_prompt_logprobs(plan: Plan, found: TokenLogprobs) -> None:
+    """Hand the prompts of a step's chunks the log probabilities of their tokens."""
+    first = 0
+    for row in plan.chunks:
+        request = row.request
+        count = request.params.prompt_logprobs
+        if count is not None and None in request.prompt_logprobs:
+            for place in range(row.start, min(row.end, request.num_prompt - 1)):
+                token = request.tokens[place + 1]
+                index = first + place - row.start
+                request.prompt_logprobs[place] = _candidates(token, found, index, count)
+        first += row.num_tokens
+
+
+def score_arrays(token_lists: list[list[int]], scores: list[np.ndarray]) -> ScoredArrays:
+    """The scores of `token_lists` side by side, on the device."""
+    longest = max((len(tokens) for tokens in token_lists), default=1)
+    tokens = np.zeros((len(token_lists), longest), np.int32)
+    logprobs = np.zeros((len(token_lists), longest - 1), np.float32)
+    for row, (ids, found) in enumerate(zip(token_lists, scores, strict=True)):
+        tokens[row, : len(ids)] = ids
+        logprobs[row, : len(found)] = found
+    lengths = np.array([len(ids) for ids in token_lists], np.int32)
+    mask = np.arange(longest - 1, dtype=np.int32)[None] < lengths[:, None] - 1
+    return ScoredArrays(*jax.device_put((tokens, logprobs, mask)))
+
+
+def _candidates(token: int, found: TokenLogprobs, index: int, count: int) -> Candidates:
+    best = zip(
+        found.ids[index, :count].tolist(), found.logprobs[index, :count].tolist(), strict=True
+    )
+    return Candidates(
+        token=token,
+        logprob=max(float(found.logprob[index]), LEAST_LOGPROB),
+        rank=int(found.rank[index]),
+        best=tuple((each, max(logprob, LEAST_LOGPROB)) for each, logprob in best),
+    )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 from jax.sharding import Mesh
@@ -20,11 +22,15 @@ from pagedjax import models, sampler
 from pagedjax.attention import AttentionInputs, write_and_attend
 from pagedjax.batch import StepBatch
 from pagedjax.config import ModelConfig
+from pagedjax.hooks import LogitsContext, LogitsProcessor
 from pagedjax.kv_cache import KVCache, make_cache
+from pagedjax.logprobs import TokenLogprobs, token_logprobs
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
-from pagedjax.sampler import SamplingArrays
+from pagedjax.penalties import Adjustments, Tables, adjust
+from pagedjax.sampler import SamplingArrays, processed_logits
 
+Variant = Literal["greedy", "random", "logprobs", "full"]
 SCORE_ROWS = 64  # rows whose logits exist at one time while scoring
 
 
@@ -37,13 +43,39 @@ class EngineState:
     lengths: jax.Array  # [M], tokens of the slot whose keys are in the pool
 
 
+@struct.dataclass
+class SlotArrays:
+    """What requests with penalties, biases or user functions keep by slot."""
+
+    history: jax.Array  # [M, X] tokens so far
+    edits: jax.Array  # [M, V] float32, added to logits; -inf forbids
+    extra: dict[str, jax.Array]  # each [M, ...], for the user's function
+
+
+@struct.dataclass
+class Drawn:
+    """What `sample` returns. The last two are None where the variant has none."""
+
+    slot_tokens: jax.Array  # [M]
+    tokens: jax.Array  # [R]
+    logprobs: TokenLogprobs | None
+    tables: SlotArrays | None
+
+
 @dataclass(frozen=True)
 class StepConfig:
-    """The static part of every program."""
+    """The static part of every program.
+
+    max_logprobs: how many of the best tokens are reported with their log probabilities.
+    processed: sampled tokens' log probabilities are those of the distribution drawn from.
+    """
 
     model: ModelConfig
     mesh: Mesh
     implementation: str
+    max_logprobs: int = 0
+    processed: bool = False
+    processor: LogitsProcessor | None = None
 
 
 def make_state(
@@ -55,6 +87,41 @@ def make_state(
     )
     cache = make_cache(config.model, num_blocks, block_size, kv_dtype, config.mesh)
     return EngineState(cache=cache, tokens=zeros(), lengths=zeros())
+
+
+def make_tables(
+    config: StepConfig, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, np.ndarray]
+) -> SlotArrays:
+    """Tables in which no slot has anything; `extra` holds the default of each user array."""
+    history = jnp.zeros((num_slots, max_len), jnp.int32)
+    edits = jnp.zeros((num_slots, vocab_size), jnp.float32)
+    repeated = {
+        name: jnp.broadcast_to(each, (num_slots, *each.shape)) for name, each in extra.items()
+    }
+    return jax.device_put(SlotArrays(history, edits, repeated), sharding(config.mesh))
+
+
+def put_history(
+    tables: SlotArrays,
+    slot: jax.Array,  # scalar
+    history: jax.Array,  # [X]
+    extra: dict[str, jax.Array],
+) -> SlotArrays:
+    """Begin a slot: its tokens so far and the user's arrays, no edits."""
+    return SlotArrays(
+        history=tables.history.at[slot].set(history),
+        edits=tables.edits.at[slot].set(0.0),
+        extra={name: tables.extra[name].at[slot].set(each) for name, each in extra.items()},
+    )
+
+
+def put_edits(
+    tables: SlotArrays,
+    slot: jax.Array,  # scalar
+    edits: jax.Array,  # [V]
+) -> SlotArrays:
+    """What the slot's next draws add to the logits."""
+    return tables.replace(edits=tables.edits.at[slot].set(edits))  # type: ignore[attr-defined]
 
 
 def forward(
@@ -83,45 +150,110 @@ def forward(
 
 def sample(
     config: StepConfig,
-    greedy: bool,
+    variant: Variant,
     params: Params,
     slot_tokens: jax.Array,  # [M]
     slot_lengths: jax.Array,  # [M]
     hidden: jax.Array,  # [R, E]
     arrays: SamplingArrays,
-) -> tuple[jax.Array, jax.Array]:  # [M], [R]
-    """Choose a token per logit row and put it into its slot. `greedy`: all rows are."""
-    logits = models.family(config.model.model_type).logits(config.model, params, hidden)
-    if greedy:
+    adjustments: Adjustments | None = None,
+    tables: SlotArrays | None = None,
+) -> Drawn:
+    """Choose a token per logit row and put it into its slot.
+
+    variant: "greedy" when all rows are; "random"; "logprobs", which also reports log
+    probabilities; "full", which has everything, penalties and user functions included.
+    """
+    raw = logits = models.family(config.model.model_type).logits(config.model, params, hidden)
+    found = None
+    if variant == "greedy":
         tokens = sampler.greedy(logits)
-    else:
-        lengths = jnp.take(slot_lengths, arrays.slots, mode="clip")
-        tokens = sampler.sample(logits, arrays, lengths - arrays.num_prompt)
-    return slot_tokens.at[arrays.slots].set(tokens, mode="drop"), tokens
+        return Drawn(slot_tokens.at[arrays.slots].set(tokens, mode="drop"), tokens, None, None)
+    lengths = jnp.take(slot_lengths, arrays.slots, mode="clip")
+    if variant == "full":
+        assert tables is not None and adjustments is not None
+        logits = _adjusted(config, logits, arrays, adjustments, tables, lengths)
+    tokens = sampler.sample(logits, arrays, lengths - arrays.num_prompt)
+    if variant in ("logprobs", "full"):
+        assert adjustments is not None
+        found = _logprobs(config, raw, logits, arrays, tokens, adjustments.logprobs.any())
+    if tables is not None:
+        history = tables.history.at[arrays.slots, lengths].set(tokens, mode="drop")
+        tables = tables.replace(history=history)  # type: ignore[attr-defined]
+    slot_tokens = slot_tokens.at[arrays.slots].set(tokens, mode="drop")
+    return Drawn(slot_tokens, tokens, found, tables)
+
+
+def _adjusted(
+    config: StepConfig,
+    logits: jax.Array,  # [R, V]
+    arrays: SamplingArrays,
+    adjustments: Adjustments,
+    tables: SlotArrays,
+    lengths: jax.Array,  # [R]
+) -> jax.Array:  # [R, V]
+    processor = None
+    if config.processor is not None:
+        take = partial(jnp.take, indices=arrays.slots, axis=0, mode="clip")
+        context = LogitsContext(
+            tokens=take(tables.history), lengths=lengths, num_prompt=arrays.num_prompt,
+            positions=lengths - arrays.num_prompt, extra=jax.tree.map(take, tables.extra),
+        )  # fmt: skip
+        processor = partial(_call, config.processor, context)
+    rows = Tables(tables.history, tables.edits)
+    return adjust(logits, arrays, adjustments, rows, lengths, processor)
+
+
+def _call(processor: LogitsProcessor, context: LogitsContext, logits: jax.Array) -> jax.Array:
+    return processor(logits, context)
+
+
+def _logprobs(
+    config: StepConfig,
+    raw: jax.Array,  # [R, V], the model's logits
+    logits: jax.Array,  # [R, V], after penalties and masks
+    arrays: SamplingArrays,
+    tokens: jax.Array,  # [R]
+    wanted: jax.Array,  # scalar bool
+) -> TokenLogprobs:
+    def reported() -> TokenLogprobs:
+        chosen = processed_logits(logits, arrays) if config.processed else raw
+        return token_logprobs(chosen, tokens, config.max_logprobs)
+
+    shapes = jax.eval_shape(reported)
+    zeros = partial(jax.tree.map, lambda each: jnp.zeros(each.shape, each.dtype), shapes)
+    return lax.cond(wanted, reported, zeros)
 
 
 def score(
     config: StepConfig,
+    count: int | None,
     params: Params,
     hidden: jax.Array,  # [Sp, E]
     targets: jax.Array,  # [Sp]
-) -> jax.Array:  # [Sp] float32
+) -> TokenLogprobs:  # of Sp rows
     """Log probability of `targets[i]` as the token after token i, in slices of rows.
 
-    No `[Sp, V]` array exists: a slice of logits is reduced before the next is made.
+    count: how many of the best tokens are reported beside it; None: not even its rank is. No
+    `[Sp, V]` array exists: a slice of logits is reduced before the next is made.
     """
     logits_of = partial(models.family(config.model.model_type).logits, config.model, params)
 
-    def one_slice(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def one_slice(rows: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
         logits = logits_of(rows[0])
+        if count is not None:
+            return token_logprobs(logits, rows[1], count)
         chosen = jnp.take_along_axis(logits, rows[1][:, None], axis=-1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
+        none = jnp.zeros((rows[1].shape[0], 0), jnp.int32)
+        logprob = chosen - jax.nn.logsumexp(logits, axis=-1)
+        return TokenLogprobs(logprob, jnp.zeros_like(rows[1]), none, none.astype(jnp.float32))
 
     size = min(SCORE_ROWS, hidden.shape[0])
     padding = -hidden.shape[0] % size
     hidden = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, size, hidden.shape[-1])
     scores = lax.map(one_slice, (hidden, jnp.pad(targets, (0, padding)).reshape(-1, size)))
-    return scores.reshape(-1)[: targets.shape[0]]
+    rows, kept = hidden.shape[0] * size, targets.shape[0]
+    return jax.tree.map(lambda each: each.reshape(rows, *each.shape[2:])[:kept], scores)
 
 
 def rank(

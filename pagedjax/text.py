@@ -25,6 +25,13 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
+def encode_word(tokenizer: Any, word: str) -> list[tuple[int, ...]]:
+    """Token ids of a word within a text: as it stands, and after a space."""
+    spelled = (word, " " + word.lstrip())
+    ids = [_ids(tokenizer.encode(_unicode(each), add_special_tokens=False)) for each in spelled]
+    return [tuple(each) for each in ids if each]
+
+
 def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
     """Token ids of a conversation by the tokenizer's own template, ready for the answer.
 
@@ -75,7 +82,7 @@ class Detokenizer:
         if whole.endswith(REPLACEMENT) and not final:
             end = self._clean_cut(whole)
             whole = self._decode(self._ids[:end])
-        piece = whole[len(self._decode(self._ids[: self._context_end])) :]
+        piece = self._beyond_context(whole, end)
         if piece:  # what was new becomes the context of what comes next
             self._ids = self._ids[self._context_end :]
             end -= self._context_end
@@ -84,6 +91,17 @@ class Detokenizer:
             del self._ids[self._context_end :]
         self.text += piece
         return piece
+
+    def _beyond_context(self, whole: str, end: int) -> str:
+        """The part of `whole`, the text of the first `end` tokens, that follows the context's.
+
+        A byte fallback decoder replaces every byte of a run for a single broken one, the complete
+        characters of the context among them. They have been given out: only what follows counts.
+        """
+        known = self._decode(self._ids[: self._context_end])
+        if whole.startswith(known):
+            return whole[len(known) :]
+        return self._decode(self._ids[self._context_end : end])
 
     def _clean_cut(self, whole: str) -> int:
         """Where the held tokens may be cut although the text ends in a broken character.

@@ -2,10 +2,95 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagedjax.request import CompletionOutput, Request, RequestOutput
+from pagedjax.request import Candidates, CompletionOutput, Logprob, Request, RequestOutput
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.stop_strings import StopStrings
 from pagedjax.text import Detokenizer
+
+OnStop = Callable[[Request, str], None]
+
+
+class CutText:
+    """A Detokenizer whose text ends at the first stop string; nothing is added after that.
+
+    Each token's text is watched by itself, so the end does not depend on how many tokens arrive
+    at a time. What the first `min_tokens` tokens complete does not count.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._num_unwatched = params.min_tokens
+        self.text = ""
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that ended the text; None until then."""
+        return self._stops.match
+
+    def copy(self) -> CutText:
+        """A text that goes on from here by itself."""
+        twin = copy.copy(self)
+        twin._detokenizer, twin._stops = self._detokenizer.copy(), self._stops.copy()
+        return twin
+
+    def append(self, token_ids: Sequence[int], final: bool = False) -> str:
+        """The text that became certain with these tokens; `final` releases all that is held."""
+        piece = "".join(self._append([token]) for token in token_ids)
+        if final:
+            piece += self._append([], final) + self._stops.release()
+        self.text += piece
+        return piece
+
+    def _append(self, token_ids: Sequence[int], final: bool = False) -> str:
+        if self.stop_string is not None:
+            return ""
+        self._num_unwatched -= len(token_ids)
+        piece = self._detokenizer.append(token_ids, final)
+        return self._stops.append(piece, watch=self._num_unwatched < 0)
+
+
+class LogprobTexts:
+    """Turns what the device reported about tokens into what a user reads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str | None] = {}
+
+    def of_output(self, request: Request) -> list[dict[int, Logprob]] | None:
+        """One dict an output token: the token itself and the best ones beside it."""
+        if request.params.logprobs is None:
+            return None
+        known = request.token_logprobs[: len(request.output_ids)]
+        return [self._dict(each) for each in known]
+
+    def sum_of_output(self, request: Request) -> float | None:
+        """Log probability of the whole output."""
+        if request.params.logprobs is None:
+            return None
+        return sum(each.logprob for each in request.token_logprobs[: len(request.output_ids)])
+
+    def of_prompt(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+        """One dict a prompt token, None for the first and for those not computed yet."""
+        if request.params.prompt_logprobs is None:
+            return None
+        return [None, *(each and self._dict(each) for each in request.prompt_logprobs)]
+
+    def _dict(self, each: Candidates) -> dict[int, Logprob]:
+        found = {each.token: Logprob(each.logprob, each.rank, self._text(each.token))}
+        for rank, (token, logprob) in enumerate(each.best, start=1):
+            found.setdefault(token, Logprob(logprob, rank, self._text(token)))
+        return found
+
+    def _text(self, token: int) -> str | None:
+        if token not in self._texts:
+            decode = self._tokenizer and self._tokenizer.decode
+            self._texts[token] = decode([token], skip_special_tokens=False) if decode else None
+        return self._texts[token]
 
 
 class Transcript:
@@ -20,20 +105,27 @@ class Transcript:
         self._tokenizer = tokenizer if samples[0].params.detokenize else None
         self._texts = [self._new_text(each) for each in samples]
         self._num_shown = [0] * len(samples)
+        self._logprobs = LogprobTexts(self._tokenizer)
 
     @property
     def is_finished(self) -> bool:
         """Whether every sample is."""
         return all(each.is_finished for each in self.samples)
 
-    def snapshot(self) -> RequestOutput:
-        """All output so far; what is new since the last call is in the deltas."""
+    def snapshot(self, on_stop: OnStop | None = None) -> RequestOutput:
+        """All output so far; what is new since the last call is in the deltas.
+
+        on_stop: has to end a sample whose text has come to a stop string. Without it such a sample
+            keeps its finish reason.
+        """
         first = self.samples[0]
+        outputs = [self._completion(index, on_stop) for index in range(len(self.samples))]
         return RequestOutput(
             request_id=first.id,
             prompt_token_ids=first.tokens[: first.num_prompt],
-            outputs=[self._completion(index) for index in range(len(self.samples))],
+            outputs=outputs,
             finished=self.is_finished,
+            prompt_logprobs=self._logprobs.of_prompt(first),
             num_cached_tokens=first.num_cached_tokens or 0,
         )
 
@@ -53,27 +145,29 @@ class Transcript:
             self._texts[0].append(ids)
         self._num_shown = [len(ids)]
 
-    def _completion(self, index: int) -> CompletionOutput:
-        request, detokenizer = self.samples[index], self._texts[index]
+    def _completion(self, index: int, on_stop: OnStop | None) -> CompletionOutput:
+        request, text = self.samples[index], self._texts[index]
         ids = request.output_ids
         news = ids[self._num_shown[index] :]
         self._num_shown[index] = len(ids)
-        text = delta_text = ""
-        if detokenizer is not None:
-            delta_text = detokenizer.append(news, final=request.is_finished)
-            text = detokenizer.text
+        delta_text = text.append(news, final=request.is_finished) if text else ""
+        if news and on_stop and isinstance(text, CutText) and text.stop_string is not None:
+            on_stop(request, text.stop_string)
         return CompletionOutput(
             index=index,
             token_ids=ids,
-            text=text,
+            text=text.text if text else "",
             delta_token_ids=news,
             delta_text=delta_text,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            logprobs=self._logprobs.of_output(request),
+            cumulative_logprob=self._logprobs.sum_of_output(request),
         )
 
-    def _new_text(self, request: Request) -> Detokenizer | None:
+    def _new_text(self, request: Request) -> Detokenizer | CutText | None:
         if self._tokenizer is None:
             return None
-        prompt = request.tokens[: request.num_prompt]
-        return Detokenizer(self._tokenizer, prompt, request.params.skip_special_tokens)
+        params, prompt = request.params, request.tokens[: request.num_prompt]
+        text = Detokenizer(self._tokenizer, prompt, params.skip_special_tokens)
+        return CutText(text, params) if params.stop_strings else text

@@ -207,8 +207,11 @@ HIDDEN = MODEL.hidden_size
 # Registers a thread, and bytes of shared memory a block, that a kernel may use: two blocks of any
 # Triton kernel fit an SM of an H200.
 REGISTERS = {
-    "paged_decode": 200, "paged_decode_join": 128, "paged_prefill": 255, "paged_decode_mosaic_gpu_kernel": 192,
-}  # fmt: skip
+    "paged_decode": 200,
+    "paged_decode_join": 128,
+    "paged_prefill": 255,
+    "paged_decode_mosaic_gpu_kernel": 192,
+}
 SHARED_BYTES = 113 << 10
 
 

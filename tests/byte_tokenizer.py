@@ -14,7 +14,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.num_decoded = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -23,7 +23,8 @@ def probabilities(
     weights /= weights.sum()
     mass = np.cumsum(weights[ranking])
     # The token that reaches top_p is the last to stay.
-    weights[ranking[1:][mass[:-1] >= top_p]] = 0
+    if top_p < 1:
+        weights[ranking[1:][mass[:-1] >= top_p]] = 0
     return weights / weights.sum()
 
 
@@ -35,3 +36,22 @@ def reaching(weights: np.ndarray, count: int) -> float:
     """
     mass = np.concatenate([[0.0], np.cumsum(np.sort(weights)[::-1])]) / weights.sum()
     return float((mass[count - 1] + mass[count]) / 2)
+
+
+def penalized(
+    logits: np.ndarray,
+    prompt: list[int],
+    output: list[int],
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+) -> np.ndarray:
+    """Return a row of `logits` [V] after the penalties."""
+    logits = np.array(logits, np.float64)
+    for token in {*prompt, *output}:
+        logits[token] *= 1 / repetition if logits[token] > 0 else repetition
+    for token in output:
+        logits[token] -= frequency
+    for token in set(output):
+        logits[token] -= presence
+    return logits

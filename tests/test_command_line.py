@@ -39,7 +39,6 @@ def test_json_and_stats(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
         (["--top-p", "0"], "top_p=0.0"),
         (["--max-tokens", "0"], "max_tokens=0"),
         (["--seed", "4294967296"], "seed=4294967296"),
-        (["--attention", "pallas"], "attention='pallas'"),
         (["--attention", "fast"], "attention='fast' is unknown; supported: 'auto', 'xla'"),
         (["--dtype", "int3"], "dtype='int3'"),
         ([], "no/such/folder"),

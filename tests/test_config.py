@@ -234,7 +234,8 @@ def test_a_size_of_one_is_accepted(name):
      ("gpu_memory_utilization", "0.9"), ("kv_cache_dtype", "float64"), ("kv_cache_dtype", None),
      ("kv_cache_dtype", "uint8"), ("attention", "flash"), ("attention", ""), ("seed", -1),
      ("seed", 2**32), ("seed", 0.5), ("seed", None), ("steps_in_flight", 2),
-     ("steps_in_flight", -1)],
+     ("steps_in_flight", -1), ("max_logprobs", 0), ("logprobs_mode", "cooked"),
+     ("logits_processor", 5)],
 )  # fmt: skip
 def test_an_option_out_of_range_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}|{name}={value!r}"):
@@ -245,6 +246,7 @@ def test_an_option_out_of_range_is_named(name, value):
     ("name", "value"),
     [("gpu_memory_utilization", 1), ("gpu_memory_utilization", 0.01), ("seed", 0),
      ("seed", 2**32 - 1), ("steps_in_flight", 0), ("attention", "xla"),
+     ("max_logprobs", 1), ("logprobs_mode", "processed"), ("logits_processor", max),
      ("enable_prefix_caching", False), ("kv_cache_dtype", "bfloat16"),
      ("kv_cache_dtype", "float16"), ("kv_cache_dtype", "float32"), ("kv_cache_dtype", "int8"),
      ("kv_cache_dtype", "fp8"), ("attention", "pallas"), ("attention", "pallas_interpret"),
@@ -262,6 +264,10 @@ def test_the_engines_defaults_are_those_of_the_contract():
         "max_num_seqs": 64, "max_num_batched_tokens": None, "enable_prefix_caching": None,
         "attention": "auto", "mesh": None, "seed": 0, "compilation_cache_dir": None,
         "steps_in_flight": 1,
+        "max_logprobs": 20,
+        "logprobs_mode": "raw",
+        "logits_processor": None,
+        "extra": None,
     }  # fmt: skip
 
 

@@ -382,11 +382,6 @@ def test_a_failed_step_is_raised_and_the_next_ones_go_on(
     check_all_home(engine)
 
 
-def test_unsupported_features_raise_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="logprobs"):
-        SamplingParams(logprobs=1)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -12,12 +12,13 @@ CONVERT = "pagedjax.convert"
 
 # An import may only go to a lower floor. `.*` stands for every module below.
 FLOORS = {
-    0: "pallas_kernels pallas_kernels.* config version one_line mesh",
-    1: "request blocks params kv_cache layers sampler text",
-    2: "plan holdings attention transcript intake accounting",
+    0: "pallas_kernels pallas_kernels.* config version one_line mesh token_edits ranking",
+    1: "sampling_params request blocks params kv_cache layers sampler penalties logprobs text "
+    "stop_strings",
+    2: "hooks plan holdings attention transcript intake accounting",
     3: "scheduler scores batch models models.*",
     4: "stats step programs checkpoint",
-    5: "runner engine convert convert.*",
+    5: "slot_tables runner engine convert convert.*",
     6: "beam_search llm",
     7: "pagedjax __main__ convert.__main__",
 }
@@ -30,14 +31,21 @@ NEIGHBOURS = {
     ("pallas_kernels.triton_prefill", "pallas_kernels.pages"),
     ("pallas_kernels.triton_prefill", "pallas_kernels.tiles"),
     ("pallas_kernels.aot", "pallas_kernels.aot_report"),
+    ("pagedjax.penalties", "pagedjax.sampler"),
     ("pagedjax.programs", "pagedjax.step"),
+    ("pagedjax.request", "pagedjax.sampling_params"),
+    ("pagedjax.runner", "pagedjax.slot_tables"),
     ("pagedjax.engine", "pagedjax.runner"),
     ("pagedjax.llm", "pagedjax.beam_search"),
 }
 # Host state: these import the standard library and each other.
 STDLIB = {
-    f"pagedjax.{name}" for name in ("config", "request", "blocks", "plan", "holdings", "scheduler")
-}
+    f"pagedjax.{name}"
+    for name in (
+        "config", "token_edits", "sampling_params", "request", "blocks", "plan", "holdings",
+        "scheduler",
+    )
+}  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 300, 60  # lines
 

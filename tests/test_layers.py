@@ -1,5 +1,6 @@
 """The building blocks of a layer against numpy in float64."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -150,3 +151,11 @@ def test_products_of_rotated_pairs_depend_on_the_distance_alone():
 
     assert score(105, 100) == pytest.approx(score(5, 0), abs=1e-4)
     assert score(105, 100) != pytest.approx(score(100, 105), abs=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_in_float32_are_never_rounded_to_tf32(dtype):
+    """B65: said in the program, since only a GPU would do it."""
+    x, weight = jnp.ones((4, 8), dtype), jnp.ones((2, 3, 8), dtype)
+    text = jax.jit(linear).lower(x, weight).as_text()
+    assert ("precision = [HIGHEST, HIGHEST]" in text) == (dtype == "float32")

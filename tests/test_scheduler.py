@@ -8,7 +8,8 @@ import pytest
 from pagedjax.blocks import BlockPool
 from pagedjax.config import ModelConfig
 from pagedjax.intake import Intake
-from pagedjax.request import SamplingParams, Status
+from pagedjax.request import Status
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduler import Scheduler
 from tests.fake_device import VOCAB, Driver, continuation
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pagedjax.text import Detokenizer, encode, encode_chat
@@ -110,6 +110,33 @@ def test_a_character_that_the_text_itself_means_as_replacement_is_kept():
     assert "".join(deltas(list("a\ufffdb".encode()))) == "a\ufffdb"
 
 
+def byte_fallback():
+    """Ids below 256 are bytes, 256 is " a": the decoder of Llama 2's and Mistral's tokenizers.
+
+    Of a run of byte tokens with one broken byte among them, it replaces every byte.
+    """
+    vocabulary = {f"<0x{i:02X}>": i for i in range(256)} | {"\u2581a": 256, "<unk>": 257}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("ids", "wanted"),
+    [
+        ([*PEPPER, *PEPPER], ["", "", "", "\U0001f336", "", "", "", "\U0001f336"]),
+        ([*PEPPER, *PEPPER[:3]], ["", "", "", "\U0001f336", "", "", "\ufffd" * 3]),
+        ([*PEPPER, 0xFF, 256], ["", "", "", "\U0001f336", "", "\ufffd a"]),
+        ([256, *PEPPER[:2], 256], [" a", "", "", "\ufffd\ufffd a"]),
+    ],
+    ids=["whole", "cut", "broken", "word"],
+)
+def test_a_broken_byte_does_not_bring_whole_characters_back_as_replacements(ids, wanted):
+    assert deltas(ids, [256], tokenizer=byte_fallback()) == wanted
+
+
 @pytest.mark.parametrize("prompt", [[0], [0, 1, 2], list(range(10))])
 def test_the_first_word_of_the_output_keeps_its_space(prompt):
     tokenizer = WordTokenizer("a b c d e f g h i j Hello world")
@@ -125,6 +152,14 @@ def test_each_later_word_keeps_its_space():
 def test_special_tokens_are_skipped_when_asked(skip, text):
     ids = [ord("a"), EOS, ord("b"), BOS]
     assert "".join(deltas(ids, skip_special_tokens=skip)) == text
+
+
+@pytest.mark.parametrize("prompt", [[BOS, *b"Hi"], [*b"Hi", *PEPPER[:2]]], ids=["whole", "cut"])
+def test_deltas_with_special_tokens_add_up_to_one_decode(prompt):
+    for seed in range(200):
+        ids = random_bytes(seed)
+        wanted = one_shot(ids, skip_special_tokens=False)
+        assert "".join(deltas(ids, prompt, skip_special_tokens=False)) == wanted, ids
 
 
 def test_a_special_token_within_a_character_does_not_break_it():

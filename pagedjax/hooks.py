@@ -1,0 +1,54 @@
+"""User functions inside the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class LogitsContext:
+    """What a logits processor may look at; one entry per row of logits.
+
+    tokens: prompt and output of the row, of which the first `lengths` are meaningful.
+    positions: t, the output position of the token to be drawn; lengths - num_prompt.
+    extra: `SamplingParams.extra` of each row's request, or the engine's default.
+    """
+
+    tokens: jax.Array  # [B, X] int32
+    lengths: jax.Array  # [B]
+    num_prompt: jax.Array  # [B]
+    positions: jax.Array  # [B]
+    extra: Mapping[str, jax.Array]  # each [B, ...]
+
+
+# (logits [B, V] float32, context) -> logits [B, V]
+LogitsProcessor = Callable[[jax.Array, LogitsContext], jax.Array]
+
+
+def check_processor(
+    processor: LogitsProcessor, vocab_size: int, max_len: int, extra: Mapping[str, Any]
+) -> None:
+    """Trace the function once on shapes alone.
+
+    Raises ValueError if it returns anything but logits of the shape that it was given; what it
+    raises itself passes through.
+    """
+    rows = 3
+    tokens: Any = jax.ShapeDtypeStruct((rows, max_len), jnp.int32)
+    numbers: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    arrays: Any = {
+        name: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for name, each in extra.items()
+    }
+    context = LogitsContext(tokens, numbers, numbers, numbers, arrays)
+    logits: Any = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)
+    found = jax.eval_shape(processor, logits, context)
+    if getattr(found, "shape", None) != logits.shape:
+        raise ValueError(
+            f"logits_processor returned {found} for logits of shape {logits.shape}; it must "
+            "return logits of that shape"
+        )

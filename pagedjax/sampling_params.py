@@ -1,0 +1,162 @@
+"""How one request's tokens are chosen and when it stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagedjax.config import check_seed, is_int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it stops; checked when made.
+
+    temperature: 0 is the exact argmax (lowest id on ties); otherwise logits are divided by it.
+    min_p, top_k, top_p: filters, applied in this order after the temperature. `top_k` of 0, -1
+        or at least V is off. Ties in top-k: lower ids first. top-p keeps the smallest set of
+        tokens whose mass reaches `top_p`, at least one.
+    n: samples of the prompt, which share its keys; `outputs` has one entry for each.
+    seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
+        None: derived from the engine's seed and the request's arrival number.
+    max_tokens: output tokens at most. stop_token_ids: end the output, and are part of it.
+    min_tokens: neither an end id nor a stop string ends the output within its first `min_tokens`
+        tokens; a stop string that begins in their text may end in the text after it.
+    stop: a string, or several, whose appearance in `text` ends the output and is its stop_reason.
+        The text is cut before it, or after it with `include_stop_str_in_output`; the token ids
+        keep the token that completed it. If one token completes several, the one that begins
+        earliest counts, then the one listed first. Text that may be the beginning of a stop
+        string is held back until that is decided.
+    repetition_penalty: of ids in prompt or output, once per id: positive logits are divided by it,
+        negative ones multiplied (arXiv 1909.05858). presence_penalty, frequency_penalty: subtracted
+        from the logits of ids in the output, once, and once per occurrence.
+    logit_bias: added to the logits of these ids. allowed_token_ids: no other id is drawn.
+    bad_words: texts that must not appear in the output; their last token is forbidden wherever
+        the output ends with the tokens before it. If nothing else is left, an id forbidden by
+        these is drawn all the same.
+    logprobs: report each output token's log probability and rank, and the k best ids beside it.
+        prompt_logprobs: the same for the prompt's tokens; the first has none.
+    extra: arrays for the engine's `logits_processor`, by name.
+    ignore_eos: the model's own end-of-sequence ids do not stop the output.
+    skip_special_tokens, detokenize: how `text` is made; False for `detokenize` leaves it empty.
+    cache_salt: only requests with the same salt share prefix cache entries.
+    priority: lower runs first; first come, first served among equals.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    cache_salt: str | None = None
+    priority: int = 0
+    extra: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_ints()
+        self._check_floats()
+        self._check_flags()
+        self._check_stop()
+        self._check_token_ids()
+        self._check_logprobs()
+
+    def _check_ints(self) -> None:
+        for name, least in (("n", 1), ("top_k", -1), ("min_tokens", 0)):
+            if not is_int(getattr(self, name)) or getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be an int >= {least}")
+        if not is_int(self.max_tokens) or self.max_tokens < 1:
+            raise ValueError(
+                f"max_tokens={self.max_tokens!r} must be an int >= 1; "
+                "to score without generating use compute_logprobs"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
+        if not is_int(self.priority):
+            raise ValueError(f"priority={self.priority!r} must be an int")
+        if self.seed is not None:
+            check_seed(self.seed)
+        if not isinstance(self.cache_salt, str | None):
+            raise ValueError(f"cache_salt={self.cache_salt!r} must be a string or None")
+
+    def _check_token_ids(self) -> None:
+        for name, least in (("stop_token_ids", 0), ("allowed_token_ids", 1)):
+            ids = getattr(self, name)
+            if ids is None:
+                continue
+            listed = isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids) >= least
+            if not listed or not all(is_int(token) and token >= 0 for token in ids):
+                raise ValueError(f"{name}={ids!r} must be a list of {least} or more ids >= 0")
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping) or not all(
+            is_int(token) and token >= 0 and _is_finite(value) for token, value in bias.items()
+        ):
+            raise ValueError(f"logit_bias={bias!r} must map token ids >= 0 to finite numbers")
+        words = () if self.bad_words is None else self.bad_words
+        listed = isinstance(words, Sequence) and not isinstance(words, str)
+        if not listed or not all(isinstance(word, str) and word.strip() for word in words):
+            raise ValueError(f"bad_words={words!r} must be a list of strings, none blank")
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and (not is_int(value) or value < 0):
+                raise ValueError(f"{name}={value!r} must be an int >= 0 or None")
+        if self.extra is not None and not isinstance(self.extra, Mapping):
+            raise ValueError(f"extra={self.extra!r} must map names to arrays, or be None")
+
+    def _check_flags(self) -> None:
+        for name in (
+            "ignore_eos", "skip_special_tokens", "detokenize", "include_stop_str_in_output",
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+
+    def _check_stop(self) -> None:
+        stop = () if self.stop is None else self.stop
+        strings = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
+        if not all(isinstance(each, str) and each for each in strings):
+            raise ValueError(f"stop={stop!r} must be a string or a list of strings, none empty")
+        if strings and not self.detokenize:
+            raise ValueError(f"stop={stop!r} is looked for in the text; it needs detokenize=True")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, empty for None."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def _check_floats(self) -> None:
+        for name, wanted, holds in (
+            ("temperature", ">= 0", lambda x: x >= 0),
+            ("top_p", "in (0, 1]", lambda x: 0 < x <= 1),
+            ("min_p", "in [0, 1]", lambda x: 0 <= x <= 1),
+            ("repetition_penalty", "> 0", lambda x: x > 0),
+            ("presence_penalty", "finite", lambda x: True),
+            ("frequency_penalty", "finite", lambda x: True),
+        ):
+            value = getattr(self, name)
+            if not _is_finite(value) or not holds(value):
+                raise ValueError(f"{name}={value!r} must be a finite number {wanted}".rstrip())
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
