@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import pickle
+from functools import cache
 from typing import Any
 
 import jax
@@ -52,6 +53,12 @@ def run(engine: Any, **requests: SamplingParams) -> dict[str, Any]:
     return {each.request_id: each for each in engine.run()}
 
 
+@cache
+def engine_of(steps_in_flight: int = 1) -> Any:
+    """One engine for all tests that need nothing of their own: compiled once."""
+    return make_engine(steps_in_flight=steps_in_flight)
+
+
 def ids(outputs: dict[str, Any], name: str = "a") -> list[int]:
     return outputs[name].outputs[0].token_ids
 
@@ -84,7 +91,7 @@ def test_penalties(
         12, repetition_penalty=repetition, presence_penalty=presence,
         frequency_penalty=frequency,
     )  # fmt: skip
-    found = run(make_engine(steps_in_flight=steps_in_flight), a=params, plain=greedy(12))
+    found = run(engine_of(steps_in_flight), a=params, plain=greedy(12))
     wanted = expected(penalised(repetition, presence, frequency), 12)
     assert ids(found) == wanted != ids(found, "plain")
     assert ids(found, "plain") == expected(lambda logits, _: logits, 12)
@@ -97,13 +104,13 @@ def test_penalties_survive_preemption_and_slots_change_hands() -> None:
     found = run(engine, **mixed)
     assert engine.stats().num_preemptions > 0
     for name, each in mixed.items():
-        alone = run(make_engine(), **{name: each})
+        alone = run(engine_of(), **{name: each})
         assert ids(found, name) == ids(alone, name)
 
 
 def test_a_fork_and_a_rollback_keep_the_history() -> None:
     params = greedy(10, repetition_penalty=1.9)
-    wanted = ids(run(make_engine(), a=params))
+    wanted = ids(run(engine_of(), a=params))
     engine = make_engine()
     engine.add_request("a", PROMPT, params)
     for _ in range(6):
@@ -126,7 +133,7 @@ def test_logit_bias_and_allowed_ids() -> None:
         return np.where(np.isin(np.arange(VOCAB), [4, 60, 61, 99]), logits, -np.inf)
 
     found = run(
-        make_engine(),
+        engine_of(),
         a=greedy(logit_bias={5: 2.5, 9: -50.0}),
         b=greedy(allowed_token_ids=[4, 60, 61, 99]),
         c=SamplingParams(max_tokens=40, allowed_token_ids=[4, 60, 61], seed=1, ignore_eos=True),
@@ -150,9 +157,8 @@ def test_min_tokens(min_tokens: int, steps_in_flight: int) -> None:
 
     wanted = expected(held, 12)
     stop = next((i for i, t in enumerate(wanted) if t in ends), len(wanted) - 1)
-    engine = make_engine(steps_in_flight=steps_in_flight)
     params = greedy(12, min_tokens=min_tokens, stop_token_ids=ends)
-    found = run(engine, a=params, b=greedy(4, min_tokens=3))
+    found = run(engine_of(steps_in_flight), a=params, b=greedy(4, min_tokens=3))
     assert ids(found) == wanted[: stop + 1] and len(ids(found)) > min_tokens
     assert ids(found, "b") == free[:4]  # ignore_eos leaves nothing to hold back
 
@@ -195,7 +201,7 @@ def test_logprobs_of_sampled_tokens_are_the_models_own(steps_in_flight: int) -> 
         temperature=0.5, top_k=20, repetition_penalty=1.5, seed=3, max_tokens=8, logprobs=3,
         ignore_eos=True,
     )  # fmt: skip
-    found = run(make_engine(steps_in_flight=steps_in_flight), a=params, b=greedy(logprobs=0))
+    found = run(engine_of(steps_in_flight), a=params, b=greedy(logprobs=0))
     completion = found["a"].outputs[0]
     total = 0.0
     for index, each in enumerate(completion.logprobs):
@@ -227,8 +233,9 @@ def test_processed_logprobs_are_those_of_the_draw() -> None:
             assert value.logprob == pytest.approx(max(wanted[key], -9999.0), abs=2e-4)
 
 
-@pytest.mark.parametrize("budget", [1, 4, 5, 256])
-@pytest.mark.parametrize("mode", ["raw", "processed"])
+@pytest.mark.parametrize(
+    ("budget", "mode"), [(1, "raw"), (4, "processed"), (5, "raw"), (256, "raw")]
+)
 def test_prompt_logprobs(budget: int, mode: str) -> None:
     """B32: cold, warm, in chunks; nothing missing, nothing stale, and no effect on others."""
     prompt = PROMPT * 3
@@ -265,7 +272,7 @@ def test_prompt_logprobs_survive_preemption_and_samples() -> None:
 
 
 def test_sampled_and_scored_logprobs_agree() -> None:
-    engine = make_engine()
+    engine = engine_of()
     found = run(engine, a=SamplingParams(max_tokens=20, seed=7, logprobs=0, ignore_eos=True))
     completion = found["a"].outputs[0]
     (scores,) = engine.compute_logprobs([PROMPT + completion.token_ids])
@@ -296,7 +303,7 @@ def test_lists_that_begin_alike_are_scored_once(budget: int) -> None:
 
 def test_scores_as_device_arrays() -> None:
     lists = [PROMPT, [5], PROMPT[:3]]
-    engine = make_engine()
+    engine = engine_of()
     tokens, logprobs, mask = engine.compute_logprobs(lists, return_arrays=True)
     assert isinstance(logprobs, jax.Array) and logprobs.shape == mask.shape == (3, 7)
     assert mask.sum(axis=1).tolist() == [7, 0, 2] and tokens[0].tolist() == PROMPT
@@ -377,7 +384,7 @@ def test_any_mix_in_one_batch_compiles_one_program_a_shape() -> None:
     together = make_engine()
     found = run(together, **mixes)
     for name, params in mixes.items():
-        assert ids(run(make_engine(), **{name: params}), name) == ids(found, name)
+        assert ids(run(engine_of(), **{name: params}), name) == ids(found, name)
     before = together.stats().num_compilations
     swapped = dict(zip(mixes, [*list(mixes.values())[1:], mixes["a"]], strict=True))
     run(together, **swapped)
