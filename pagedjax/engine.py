@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,9 @@ class Engine:
     """Continuous batching over a paged KV pool, on params that stay the caller's own.
 
     params: the tree described in `models`, on the device; held by reference, never copied.
-    tokenizer: needed for string prompts and for `text`; any object with the `encode` and `decode`
-        of a Hugging Face tokenizer.
-    Raises ValueError when params do not fit the model config or an option does not fit the model,
-    and MemoryError when no pool fits.
+    tokenizer: for string prompts and for `text`; an object with `encode` and `decode` as Hugging
+        Face's have them.
+    Raises ValueError when params or an option do not fit the model, MemoryError when no pool does.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Engine:
     ) -> None:
         """Queue a prompt (text or token ids).
 
-        Raises ValueError for an id that is in use, an empty prompt, ids outside the vocabulary,
-        and a prompt that can never fit the model's length or the pool.
+        Raises ValueError for an id in use, an empty prompt, ids outside the vocabulary, and a
+        prompt that can never fit the model's length or the pool.
         """
         self.queue_request(self.make_request(request_id, prompt, sampling_params))
 
@@ -125,9 +125,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance by one step and return what became known.
 
-        With a step in flight that is the outcome of the step before, or nothing. If the step
-        fails, every running request goes back to the queue and the error is raised; the next step
-        recomputes them.
+        With a step in flight that is the outcome of the step before, or nothing. A step that fails
+        raises, and every running request goes back to the queue to be computed again.
         """
         start = time.perf_counter()
         check_alive(self.params)
@@ -196,10 +195,9 @@ class Engine:
         """Log probabilities of given tokens under the model, without generating.
 
         Returns one float32 array per list, of length len - 1: log p(token[i+1] | tokens[:i+1]); or
-        with `return_arrays` padded device arrays, see `ScoredArrays`. Lists that begin alike share
-        the computing of what they share. They share the pool and the steps with running requests,
-        whose outputs the next `step` returns. Raises ValueError naming the index of a list that is
-        empty, has ids outside the vocabulary, or is too long.
+        with `return_arrays` padded device arrays, see `ScoredArrays`. Lists that begin alike are
+        computed once. Running requests go on; the next `step` returns their outputs. Raises
+        ValueError with the index of a list that is empty, too long, or not of the vocabulary.
         """
         requests = self.intake.scorings(token_lists, self.next_arrival)
         self._scores.open(requests)
@@ -219,11 +217,10 @@ class Engine:
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
 
-        Steps in flight are finished first. A request that is running goes on with the keys that
-        the old weights made for its earlier tokens, and enters no more blocks into the prefix
-        cache, which is emptied. `keep_prefix_cache=True` keeps it: a waiver of exactness, since
-        hits then bring keys of the old weights. Raises ValueError naming every leaf that does not
-        fit; the old params then stay.
+        Steps in flight are finished first. A running request goes on with the keys that the old
+        weights made, and enters no more blocks into the prefix cache, which is emptied.
+        `keep_prefix_cache=True` keeps it, hits with keys of the old weights included. Raises
+        ValueError naming every leaf that does not fit; the old params then stay.
         """
         check_replacement(self.params, params)
         self._drain()
@@ -234,6 +231,14 @@ class Engine:
     def warmup(self) -> CompileReport:
         """Compile every shape that serving can need, without running one."""
         return self._runner.warmup()
+
+    @contextmanager
+    def assert_no_compilation(self) -> Iterator[None]:
+        """Raise AssertionError if this engine compiles anything within the block."""
+        before = self._runner.num_compilations
+        yield
+        more = self._runner.num_compilations - before
+        assert not more, f"{more} programs were compiled; call warmup first"
 
     def stats(self) -> EngineStats:
         """Counters and gauges, as plain numbers."""
@@ -250,10 +255,9 @@ class Engine:
     ) -> None:
         """Start copies of a request at its present token.
 
-        They share its keys, the partly filled last block included, until somebody writes there.
-        Child j draws with seeds[j], or with a fresh seed. Steps in flight are finished first.
-        Raises ValueError for an unknown or finished request, one with n > 1, ids in use, and seeds
-        that do not match.
+        They share its keys until somebody writes there. Child j draws with seeds[j], or with a
+        fresh seed. Steps in flight are finished first. Raises ValueError for an unknown or
+        finished request, one with n > 1, ids in use, and seeds that do not match.
         """
         parent = self._drained(request_id, "fork")
         taken = [each for each in new_request_ids if each in self._transcripts]
@@ -274,10 +278,9 @@ class Engine:
     def rollback(self, request_id: str, num_tokens: int) -> None:
         """Drop the last `num_tokens` output tokens of a request, and their keys.
 
-        Steps in flight are finished first, so that the count is from the last token that they
-        bring. The next tokens are drawn with the same random numbers as those dropped. Raises
-        ValueError for an unknown or finished request, one with n > 1, and more tokens than there
-        are.
+        Steps in flight are finished first. The next tokens are drawn with the same random numbers
+        as those dropped. Raises ValueError for an unknown or finished request, one with n > 1,
+        and more tokens than there are.
         """
         request = self._drained(request_id, "rollback")
         most = len(request.output_ids)

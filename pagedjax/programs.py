@@ -7,11 +7,15 @@ temporary memory of a step before the pool is allocated, and lets `warmup` compi
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -20,8 +24,18 @@ from pagedjax.batch import Shape, StepBatch
 from pagedjax.kv_cache import copy_blocks
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
+from pagedjax.penalties import Adjustments
 from pagedjax.sampler import SamplingArrays
 from pagedjax.step import Drawn, EngineState, SlotArrays, StepConfig, Variant
+
+
+class Job(NamedTuple):
+    """A program to compile: its name and shape, the function, its arguments or their shapes."""
+
+    key: tuple
+    function: Any
+    arguments: tuple
+
 
 VARIANTS: tuple[Variant, ...] = ("greedy", "random", "logprobs", "full")
 
@@ -108,25 +122,53 @@ class Programs:
         cache = self._compile(("copy", sources.shape[0]), self._copy, *args)(*args)
         return dataclasses.replace(state, cache=cache)
 
-    def warm_copy(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> None:
-        """Compile `copy` without running it."""
-        self._compile(("copy", sources.shape[0]), self._copy, state.cache, sources, targets)
-
-    def warm(
-        self, params: Params, state: EngineState, batch: StepBatch, arrays: SamplingArrays
-    ) -> None:
-        """Compile all programs for the shape of `batch`, without running them."""
-        forward = self._compile(("forward", *_shape(batch)), self._forward, params, state, batch)
-        _, chunks, hidden = forward.out_info
-        slots = (_outer(params), state.tokens, state.lengths)
-        for variant in ("greedy", "random"):
-            function = self._sample[variant]
-            self._compile(_sample_key(hidden, variant), function, *slots, hidden, arrays)
+    def jobs(
+        self,
+        params: Params,
+        state: EngineState,
+        batch: StepBatch,
+        arrays: SamplingArrays,
+        adjustments: Adjustments,
+        tables: Any,  # SlotArrays, abstract
+    ) -> Iterator[Job]:
+        """All programs for the shape of `batch`, for `compile_all`."""
+        yield Job(("forward", *_shape(batch)), self._forward, (params, state, batch))
+        _, chunks, hidden = jax.eval_shape(self._forward, params, state, batch)
+        slots = (_outer(params), state.tokens, state.lengths, hidden, arrays)
+        more = {"logprobs": (adjustments,), "full": (adjustments, tables)}
+        for variant, function in self._sample.items():
+            yield Job(_sample_key(hidden, variant), function, (*slots, *more.get(variant, ())))
         if batch.tokens.size:
             targets = jax.ShapeDtypeStruct(batch.tokens.shape, batch.tokens.dtype)
-            function = jax.jit(partial(step.score, self._config, None))
-            key = ("score", None, chunks.shape[0])
-            self._compile(key, function, slots[0], chunks, targets)
+            for count in (None, self._config.max_logprobs):
+                function = jax.jit(partial(step.score, self._config, count))
+                key = ("score", count, chunks.shape[0])
+                yield Job(key, function, (slots[0], chunks, targets))
+
+    def other_jobs(
+        self, state: EngineState, copies: Sequence[tuple[jax.Array, jax.Array]], tables: Any
+    ) -> Iterator[Job]:
+        """The programs between steps: block copies of these sizes, and rows of the tables."""
+        for each in copies:
+            yield Job(("copy", each[0].shape[0]), self._copy, (state.cache, *each))
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        history, edits = (
+            jax.ShapeDtypeStruct(each.shape[1:], each.dtype)
+            for each in (tables.history, tables.edits)
+        )
+        extra = {
+            name: jax.ShapeDtypeStruct(each.shape[1:], each.dtype)
+            for name, each in tables.extra.items()
+        }
+        yield Job(("put", "history"), self._put["history"], (tables, slot, history, extra))
+        yield Job(("put", "edits"), self._put["edits"], (tables, slot, edits))
+
+    def compile_all(self, jobs: Iterable[Job]) -> None:
+        """Compile without running; several at a time, since XLA leaves Python free meanwhile."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = [pool.submit(self._compile, key, fn, *args) for key, fn, args in jobs]
+        for each in compiled:
+            each.result()
 
     def temporary_bytes(self, params: Params, state: Any, batch: StepBatch) -> int:
         """Memory that a forward of this shape needs beyond its arguments; state may be abstract."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh
 from pagedjax.params import Params, check_arrays, check_params
 from pagedjax.plan import Plan
-from pagedjax.programs import Programs, use_compilation_cache
+from pagedjax.programs import Job, Programs, use_compilation_cache
 from pagedjax.request import Request
 from pagedjax.slot_tables import SlotTables
 from pagedjax.stats import CompileReport
@@ -137,19 +137,25 @@ class Runner:
         """Compile every shape that `dispatch` can need, without running one."""
         start = time.perf_counter()
         before = self._programs.num_compilations
-        empty = Plan([], [])
-        for shape in self.buckets.shapes():
-            batch, arrays = self._packer.pack(empty, shape), self._packer.sampling(empty, shape)
-            self._programs.warm(self.params, self._state, batch, arrays)
-        for size in self.buckets.copy_buckets:
-            copies = self._packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
-            self._programs.warm_copy(self._state, *copies)
+        self._programs.compile_all(self._jobs())
         report = list(self._programs.seconds.items())[before:]
         return CompileReport(
             shapes=tuple(" ".join(map(str, key)) for key, _ in report),
             seconds=tuple(seconds for _, seconds in report),
             total_seconds=time.perf_counter() - start,
         )
+
+    def _jobs(self) -> Iterator[Job]:
+        empty, packer, tables = Plan([], []), self._packer, self._tables.shapes()
+        for shape in self.buckets.shapes():
+            arrays = (packer.pack(empty, shape), packer.sampling(empty, shape),
+                      packer.adjustments(empty, shape))  # fmt: skip
+            yield from self._programs.jobs(self.params, self._state, *arrays, tables)
+        copies = [
+            packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
+            for size in self.buckets.copy_buckets
+        ]
+        yield from self._programs.other_jobs(self._state, copies, tables)
 
     @property
     def _kv_dtype(self) -> str:

@@ -7,8 +7,10 @@ tokens is kept by the sample program itself, since the host may not have read th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from pagedjax.programs import Programs, SlotArrays
@@ -50,6 +52,11 @@ class SlotTables:
     @arrays.setter
     def arrays(self, updated: SlotArrays) -> None:
         self._arrays = updated
+
+    def shapes(self) -> Any:
+        """The arrays, abstract: nothing is made for the sake of compiling."""
+        make = partial(self._programs.make_tables, *self._shape, self._extra)
+        return self._arrays or jax.eval_shape(make)
 
     def reset(self) -> None:
         """Forget everything, after a failed step."""

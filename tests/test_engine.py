@@ -450,19 +450,24 @@ def test_outputs_are_cumulative_snapshots_with_deltas() -> None:
 
 def test_warmup_compiles_everything_that_serving_needs() -> None:
     engine = make_engine(max_num_seqs=5, max_num_batched_tokens=70)
-    report = engine.warmup()
+    with pytest.raises(AssertionError, match="programs were compiled"):
+        with engine.assert_no_compilation():
+            report = engine.warmup()
     assert len(report.shapes) == len(report.seconds) == engine.stats().num_compilations
     random = np.random.RandomState(0)
     for index in range(40):
         params = SamplingParams(
             temperature=float(index % 3), top_k=int(random.randint(0, 9)), max_tokens=5,
             top_p=float(random.uniform(0.1, 1)), min_p=float(random.uniform(0, 0.2)),
+            logprobs=None if index % 4 else 2, prompt_logprobs=None if index % 5 else 1,
+            repetition_penalty=1.0 if index % 6 else 1.3, min_tokens=int(index % 7 == 0),
         )  # fmt: skip
         engine.add_request(str(index), [1] * random.randint(1, 200), params)
         if index % 7 == 0:
             engine.step()
-    engine.compute_logprobs([[1] * 90, [2] * 3])
-    engine.run()
+    with engine.assert_no_compilation():
+        engine.compute_logprobs([[1] * 90, [2] * 3])
+        engine.run()
     assert engine.stats().num_compilations == len(report.shapes)
 
 
