@@ -237,8 +237,7 @@ class Engine:
         """Raise AssertionError if this engine compiles anything within the block."""
         before = self._runner.num_compilations
         yield
-        more = self._runner.num_compilations - before
-        assert not more, f"{more} programs were compiled; call warmup first"
+        assert before == self._runner.num_compilations, "programs were compiled; warm up first"
 
     def stats(self) -> EngineStats:
         """Counters and gauges, as plain numbers."""

@@ -14,7 +14,9 @@ from tests.tiny_llama import make_engine
 
 engine = make_engine()
 for i in range(6):
-    params = SamplingParams(seed=i, max_tokens=9 + i, temperature=i / 3, logprobs=2, ignore_eos=True)
+    params = SamplingParams(
+        seed=i, max_tokens=9 + i, temperature=i / 3, logprobs=2, ignore_eos=True
+    )
     engine.add_request(str(i), list(range(3, 8 + 5 * i)), params)
 for output in sorted(engine.run(), key=lambda each: each.request_id):
     completion = output.outputs[0]
