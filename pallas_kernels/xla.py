@@ -270,13 +270,15 @@ def _batched(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array
 def _gather(pool: jax.Array, layer: jax.Array, page_ids: jax.Array) -> jax.Array:
     """Pages [B, pages] of one layer as [B, K, pages * T, D].
 
-    The pool is viewed as rows of whole pages, so that one take moves contiguous memory. A page id
-    of N (padding) is clipped or reads the next layer: what it holds is masked by the caller.
+    The pool is viewed as rows of one head's page each, so that one take brings contiguous memory
+    into the order of the products. A page id of N (padding), or garbage, is clipped or reads some
+    other page: what it holds is masked by the caller.
     """
     layers, blocks, kv_heads, size, width = pool.shape
-    flat = pool.reshape(layers * blocks, kv_heads * size * width)
-    taken = jnp.take(flat, layer * blocks + page_ids, axis=0, mode="clip")
-    taken = taken.reshape(*page_ids.shape, kv_heads, size, width).transpose(0, 2, 1, 3, 4)
+    heads = jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]
+    rows = (layer * blocks + page_ids)[:, None] * kv_heads + heads  # [B, K, pages]
+    flat = pool.reshape(layers * blocks * kv_heads, size * width)
+    taken = jnp.take(flat, rows, axis=0, mode="clip")
     return taken.reshape(page_ids.shape[0], kv_heads, page_ids.shape[1] * size, width)
 
 
