@@ -1,0 +1,181 @@
+"""How far the log probability of a token when sampled is from that when scored.
+
+    python -m bench.parity --model FILE.gguf [--peer PEER/bin/python] [--json FILE]
+
+Policy-gradient training divides one by the other and assumes 1. Prompts of mixed lengths are
+continued together at temperature 1, with fixed seeds; then the same tokens are scored by
+`compute_logprobs`. The peer, Hugging Face transformers in an environment of its own, is given
+these prompts and outputs, and reports them by its cached decode and by its own full forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import header, peer_script
+from bench.own_engine import BLOCK_SIZE, blocks_without_preemption
+from bench.peer import Peer
+from bench.workload import END_ID, LONGEST, Workload, make_workload
+from pagedjax import LLM, ModelConfig, SamplingParams, load_checkpoint
+from pagedjax.one_line import exit_status
+from pagedjax.params import Params
+
+DTYPES = ("float32", "bfloat16")
+COLUMNS = ("dtype", "pair", "mean", "p50", "p99", "max")
+OURS = "pagedjax, sampled - scored"
+THEIRS = "transformers, cached decode - full forward"
+BETWEEN = "pagedjax scored - transformers full forward"
+Logprobs = np.ndarray  # [prompts, tokens] float64, of the output tokens
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0, or non-zero after one line on stderr."""
+    options = _parser().parse_args(arguments)
+    return exit_status(partial(_run, options), options.debug)
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    pairs, versions = [], None
+    for dtype in options.dtypes:
+        config, params, _ = load_checkpoint(options.model, dtype)
+        outputs, sampled, scored = _ours(config, params, options)
+        pairs.append(entry(dtype, OURS, sampled, scored))
+        if options.peer is not None:
+            prompts = _workload(config, options).prompts
+            cached, full, versions = _theirs(options, dtype, prompts, outputs)
+            pairs.append(entry(dtype, THEIRS, cached, full))
+            pairs.append(entry(dtype, BETWEEN, scored, full))
+    result = {
+        "header": header.describe(),
+        "model": options.model.name,
+        "prompts": options.num_prompts,
+        "tokens": options.tokens,
+        "temperature": 1.0,
+        "peer": versions,
+        "pairs": pairs,
+    }
+    print("\n".join(header.lines(result["header"]) + lines(result)))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Whatever can be refused before minutes of measuring is refused here."""
+    for name in ("num_prompts", "tokens"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if unknown := [each for each in options.dtypes if each not in DTYPES]:
+        raise ValueError(f"--dtypes {','.join(unknown)} is unknown; supported: {','.join(DTYPES)}")
+    if not options.model.exists():
+        raise ValueError(f"there is no model at {options.model}")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder for {options.json}")
+    if options.peer is not None:
+        Peer(options.peer, options.model, DTYPES[0], options.num_prompts).check()
+
+
+def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:
+    prompts = make_workload(options.num_prompts, end_id=min(END_ID, config.vocab_size)).prompts
+    return Workload(prompts, (options.tokens,) * len(prompts))
+
+
+def _ours(
+    config: ModelConfig, params: Params, options: argparse.Namespace
+) -> tuple[list[list[int]], Logprobs, Logprobs]:
+    """Output ids, and their log probabilities as sampled and as scored, by one engine."""
+    workload = _workload(config, options)
+    prompts, count = list(workload.prompts), options.num_prompts
+    llm = LLM.from_params(
+        config, params, max_model_len=LONGEST + options.tokens, max_num_seqs=count,
+        block_size=BLOCK_SIZE, num_blocks=blocks_without_preemption(workload, count),
+    )  # fmt: skip
+    sampling = [
+        SamplingParams(seed=seed, max_tokens=options.tokens, ignore_eos=True, logprobs=0)
+        for seed in range(count)
+    ]
+    found = [each.outputs[0] for each in llm.generate(prompts, sampling, use_tqdm=False)]
+    outputs = [each.token_ids for each in found]
+    sampled = [
+        [at[token].logprob for at, token in zip(each.logprobs or [], each.token_ids, strict=True)]
+        for each in found
+    ]
+    lists = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    scored = [each[-options.tokens :] for each in llm.compute_logprobs(lists)]
+    return outputs, np.array(sampled, np.float64), np.array(scored, np.float64)
+
+
+def _theirs(
+    options: argparse.Namespace,
+    dtype: str,
+    prompts: Sequence[list[int]],
+    outputs: list[list[int]],
+) -> tuple[Logprobs, Logprobs, dict[str, Any]]:
+    """The peer's log probabilities by cached decode and by full forward, and its versions."""
+    given = {"prompts": prompts, "outputs": outputs}
+    result = peer_script.call("hf_parity.py", options.peer, options.model, dtype, given)
+    cached, full = (np.array(result.pop(name), np.float64) for name in ("cached", "full"))
+    return cached, full, result
+
+
+def entry(dtype: str, pair: str, one: Logprobs, other: Logprobs) -> dict[str, Any]:
+    """The distribution of the absolute differences, in nats."""
+    moved = np.abs(one - other)
+    return {
+        "dtype": dtype,
+        "pair": pair,
+        "count": moved.size,
+        "mean": float(moved.mean()),
+        "p50": float(np.quantile(moved, 0.5)),
+        "p99": float(np.quantile(moved, 0.99)),
+        "max": float(moved.max()),
+    }
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """The table for people."""
+    rows = [COLUMNS] + [
+        (each["dtype"], each["pair"], *(f"{each[name]:.2e}" for name in COLUMNS[2:]))
+        for each in result["pairs"]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join(
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    about = f"{result['model']}: {result['prompts']} prompts x {result['tokens']} sampled tokens"
+    return [f"{about}; |difference of log probabilities|, in nats", *table]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.parity", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
+    add("--dtypes", type=_names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
+    add("--num-prompts", type=int, default=16)
+    add("--tokens", type=int, default=64, help="sampled for each prompt")
+    add("--json", type=Path, help="write everything that was measured")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Log probabilities of given token lists by a plain forward of Hugging Face transformers, timed.
+
+    PEER/bin/python bench/peers/hf_scoring.py --gguf FILE --dtype float32 --batch 64 \\
+        --given GIVEN.json --json OUT.json
+
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. What is
+given is {"lists": [[id, ...], ...]}. Lists are batched in their order and padded on the right to
+the longest of all, and each batch takes one forward, a log-softmax over the vocabulary, and a
+gather: what a trainer does.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from hf_static import DTYPES, PAD_ID, load
+
+WARM_LISTS = 2
+
+
+def main() -> None:
+    """Time one pass over the lists and write the result."""
+    args = parse_args()
+    lists = json.loads(args.given.read_text(encoding="utf-8"))["lists"]
+    model = load(args.gguf, DTYPES[args.dtype])
+    width = max(map(len, lists))
+    score(model, lists[:WARM_LISTS], width)  # warms up the allocator and the kernels
+    start, cpu = time.perf_counter(), time.process_time()
+    logprobs = []
+    for first in range(0, len(lists), args.batch):
+        logprobs += score(model, lists[first : first + args.batch], width)
+    result = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": round(time.process_time() - cpu, 4),
+        "logprobs": logprobs,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+    args.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gguf", type=Path, required=True, help="the model")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--batch", type=int, default=64, help="lists per forward")
+    parser.add_argument("--given", type=Path, required=True, help="the lists")
+    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    args = parser.parse_args()
+    if args.batch < 1:
+        parser.error(f"--batch {args.batch} must be at least 1")
+    return args
+
+
+@torch.inference_mode()
+def score(
+    model: transformers.PreTrainedModel, lists: list[list[int]], width: int
+) -> list[list[float]]:
+    """Return the log probability of every token but the first of each list."""
+    ids = torch.tensor([each + [PAD_ID] * (width - len(each)) for each in lists])
+    mask = torch.tensor([[1] * len(each) + [0] * (width - len(each)) for each in lists])
+    logits = model(ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    found = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    return [row[: len(each) - 1].tolist() for row, each in zip(found, lists, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
