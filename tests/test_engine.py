@@ -449,7 +449,7 @@ def test_outputs_are_cumulative_snapshots_with_deltas() -> None:
 
 
 def test_warmup_compiles_everything_that_serving_needs() -> None:
-    engine = make_engine(max_num_seqs=5, max_num_batched_tokens=70)
+    engine = make_engine(max_num_seqs=3, max_num_batched_tokens=40)
     with pytest.raises(AssertionError, match="programs were compiled"):
         with engine.assert_no_compilation():
             report = engine.warmup()

@@ -47,10 +47,10 @@ def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
 @pytest.mark.parametrize(
     ("budget", "length"),
     [
-        (1, 2 * T + 4),  # as many steps as tokens
-        (T, 5 * T + 4),
         (T + 1, 5 * T + 4),
         (256, 1500),
+        # As many steps as tokens, and as many as blocks.
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2 * T + 4), (T, 5 * T + 4))),
         *(pytest.param(each, 1500, marks=pytest.mark.slow) for each in (1, T, T + 1, 64, 2048)),
     ],
 )
