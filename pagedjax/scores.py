@@ -69,19 +69,24 @@ class Scores:
     def close(self, requests: Iterable[Request], block_size: int) -> list[np.ndarray]:
         """Hand the arrays over.
 
-        A text that began like an earlier one took that one's keys, and takes its scores here.
+        A text that began like another took that one's keys for whole blocks, and takes the scores
+        of these blocks here.
         """
-        donors: dict[tuple[int, ...], np.ndarray] = {}
-        arrays = []
-        for request in requests:
-            scores = self._arrays.pop(request)
-            missing = int(np.isnan(scores).argmin()) if len(scores) else 0
-            if missing and missing < len(scores):
-                scores[:missing] = donors[tuple(request.tokens[: missing + 1])][:missing]
-            for end in range(block_size, len(request.tokens), block_size):
-                donors.setdefault(tuple(request.tokens[: end + 1]), scores)
-            arrays.append(scores)
-        return arrays
+        found = [(request.tokens, self._arrays.pop(request)) for request in requests]
+        known: dict[tuple[int, ...], np.ndarray] = {}
+        blocks = [
+            (tuple(tokens[: end + 1]), scores[end - block_size : end])
+            for tokens, scores in found
+            for end in range(block_size, len(tokens), block_size)
+        ]
+        for prefix, block in blocks:
+            if not np.isnan(block).any():
+                known.setdefault(prefix, block)
+        for prefix, block in blocks:
+            missing = np.isnan(block)
+            if missing.any() and prefix in known:
+                block[missing] = known[prefix][missing]
+        return [scores for _, scores in found]
 
 
 def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
