@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import peer_script
 from bench.trial import Trial
 from bench.workload import Workload
 
-SCRIPT = Path(__file__).parent / "peers" / "hf_static.py"
+SCRIPT = peer_script.FOLDER / "hf_static.py"
 DETAILS = ("torch", "transformers", "python", "threads")
 
 
@@ -47,12 +46,7 @@ class Peer:
             self.interpreter, str(SCRIPT), "--gguf", str(self.gguf.resolve()),
             "--dtype", self.dtype, "--batch", str(self.batch), "--repeats", "1", *files,
         ]  # fmt: skip
-        # Packages of our own environment are not to be found by the peer's.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise ValueError(f"the peer ended with status {done.returncode}: {said[-1]}")
+        peer_script.run(command)
 
 
 def _trial(result: dict[str, Any]) -> Trial:

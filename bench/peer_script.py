@@ -21,10 +21,7 @@ def call(
     given: dict[str, Any],
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Hand `given` to the script as a JSON file and return what it wrote.
-
-    Raises ValueError with the last line that the script said when it fails.
-    """
+    """Hand `given` to the script as a JSON file and return what it wrote; raises as `run` does."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "given.json", Path(folder) / "result.json"
         task.write_text(json.dumps(given) + "\n", encoding="utf-8")
@@ -32,10 +29,15 @@ def call(
             interpreter, str(FOLDER / script), "--gguf", str(gguf.resolve()), "--dtype", dtype,
             "--given", str(task), "--json", str(result), *options,
         ]  # fmt: skip
-        # Packages of our own environment are not to be found by the peer's.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise ValueError(f"the peer ended with status {done.returncode}: {said[-1]}")
+        run(command)
         return json.loads(result.read_text(encoding="utf-8"))
+
+
+def run(command: Sequence[str]) -> None:
+    """Run the command of a peer; ValueError with the last line that it said when it fails."""
+    # Packages of our own environment are not to be found by the peer's.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"the peer ended with status {done.returncode}: {said[-1]}")

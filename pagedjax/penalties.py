@@ -38,6 +38,7 @@ class Tables:
 
     history: jax.Array  # [M, X] int32, the tokens so far; beyond the slot's length anything
     edits: jax.Array  # [M, V] float32; finite is added to the logit, -inf forbids the token
+    extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # each [M, ...], the user's
 
 
 def adjust(

@@ -24,9 +24,9 @@ from pagedjax.batch import Shape, StepBatch
 from pagedjax.kv_cache import copy_blocks
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
-from pagedjax.penalties import Adjustments
+from pagedjax.penalties import Adjustments, Tables
 from pagedjax.sampler import SamplingArrays
-from pagedjax.step import Drawn, EngineState, SlotArrays, StepConfig, Variant
+from pagedjax.step import Drawn, EngineState, StepConfig, Variant
 
 
 class Job(NamedTuple):
@@ -86,21 +86,19 @@ class Programs:
 
     def make_tables(
         self, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, Any]
-    ) -> SlotArrays:
+    ) -> Tables:
         """See `step.make_tables`."""
         return step.make_tables(self._config, num_slots, max_len, vocab_size, extra)
 
-    def put_history(
-        self, tables: SlotArrays, slot: int, history: Any, extra: dict[str, Any]
-    ) -> SlotArrays:
+    def put_history(self, tables: Tables, slot: int, history: Any, extra: dict[str, Any]) -> Tables:
         """See `step.put_history`. The tables are donated."""
         return self._put_row("history", tables, slot, history, extra)
 
-    def put_edits(self, tables: SlotArrays, slot: int, edits: Any) -> SlotArrays:
+    def put_edits(self, tables: Tables, slot: int, edits: Any) -> Tables:
         """See `step.put_edits`. The tables are donated."""
         return self._put_row("edits", tables, slot, edits)
 
-    def _put_row(self, what: str, tables: SlotArrays, slot: int, *rows: Any) -> SlotArrays:
+    def _put_row(self, what: str, tables: Tables, slot: int, *rows: Any) -> Tables:
         placed = jax.device_put((np.int32(slot), *rows), sharding(self._config.mesh))
         return self._compile(("put", what), self._put[what], tables, *placed)(tables, *placed)
 
@@ -129,7 +127,7 @@ class Programs:
         batch: StepBatch,
         arrays: SamplingArrays,
         adjustments: Adjustments,
-        tables: Any,  # SlotArrays, abstract
+        tables: Any,  # Tables, abstract
     ) -> Iterator[Job]:
         """All programs for the shape of `batch`, for `compile_all`."""
         yield Job(("forward", *_shape(batch)), self._forward, (params, state, batch))

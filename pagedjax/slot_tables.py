@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagedjax.programs import Programs, SlotArrays
+from pagedjax.penalties import Tables
+from pagedjax.programs import Programs
 from pagedjax.request import Request
 
 
@@ -38,19 +39,19 @@ class SlotTables:
         self._shape = (num_slots, max_len, vocab_size)
         self._extra = dict(extra)
         self._always = always
-        self._arrays: SlotArrays | None = None
+        self._arrays: Tables | None = None
         self._owners: list[Request | None] = [None] * num_slots
         self._forbidden: list[frozenset[int] | None] = [None] * num_slots
 
     @property
-    def arrays(self) -> SlotArrays:
+    def arrays(self) -> Tables:
         """The device arrays, made when they are first wanted."""
         if self._arrays is None:
             self._arrays = self._programs.make_tables(*self._shape, self._extra)
         return self._arrays
 
     @arrays.setter
-    def arrays(self, updated: SlotArrays) -> None:
+    def arrays(self, updated: Tables) -> None:
         self._arrays = updated
 
     def shapes(self) -> Any:

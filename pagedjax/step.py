@@ -44,22 +44,13 @@ class EngineState:
 
 
 @struct.dataclass
-class SlotArrays:
-    """What requests with penalties, biases or user functions keep by slot."""
-
-    history: jax.Array  # [M, X] tokens so far
-    edits: jax.Array  # [M, V] float32, added to logits; -inf forbids
-    extra: dict[str, jax.Array]  # each [M, ...], for the user's function
-
-
-@struct.dataclass
 class Drawn:
     """What `sample` returns. The last two are None where the variant has none."""
 
     slot_tokens: jax.Array  # [M]
     tokens: jax.Array  # [R]
     logprobs: TokenLogprobs | None
-    tables: SlotArrays | None
+    tables: Tables | None
 
 
 @dataclass(frozen=True)
@@ -91,24 +82,24 @@ def make_state(
 
 def make_tables(
     config: StepConfig, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, np.ndarray]
-) -> SlotArrays:
+) -> Tables:
     """Tables in which no slot has anything; `extra` holds the default of each user array."""
     history = jnp.zeros((num_slots, max_len), jnp.int32)
     edits = jnp.zeros((num_slots, vocab_size), jnp.float32)
     repeated = {
         name: jnp.broadcast_to(each, (num_slots, *each.shape)) for name, each in extra.items()
     }
-    return jax.device_put(SlotArrays(history, edits, repeated), sharding(config.mesh))
+    return jax.device_put(Tables(history, edits, repeated), sharding(config.mesh))
 
 
 def put_history(
-    tables: SlotArrays,
+    tables: Tables,
     slot: jax.Array,  # scalar
     history: jax.Array,  # [X]
     extra: dict[str, jax.Array],
-) -> SlotArrays:
+) -> Tables:
     """Begin a slot: its tokens so far and the user's arrays, no edits."""
-    return SlotArrays(
+    return Tables(
         history=tables.history.at[slot].set(history),
         edits=tables.edits.at[slot].set(0.0),
         extra={name: tables.extra[name].at[slot].set(each) for name, each in extra.items()},
@@ -116,10 +107,10 @@ def put_history(
 
 
 def put_edits(
-    tables: SlotArrays,
+    tables: Tables,
     slot: jax.Array,  # scalar
     edits: jax.Array,  # [V]
-) -> SlotArrays:
+) -> Tables:
     """What the slot's next draws add to the logits."""
     return tables.replace(edits=tables.edits.at[slot].set(edits))  # type: ignore[attr-defined]
 
@@ -157,7 +148,7 @@ def sample(
     hidden: jax.Array,  # [R, E]
     arrays: SamplingArrays,
     adjustments: Adjustments | None = None,
-    tables: SlotArrays | None = None,
+    tables: Tables | None = None,
 ) -> Drawn:
     """Choose a token per logit row and put it into its slot.
 
@@ -189,7 +180,7 @@ def _adjusted(
     logits: jax.Array,  # [R, V]
     arrays: SamplingArrays,
     adjustments: Adjustments,
-    tables: SlotArrays,
+    tables: Tables,
     lengths: jax.Array,  # [R]
 ) -> jax.Array:  # [R, V]
     processor = None
@@ -200,8 +191,7 @@ def _adjusted(
             positions=lengths - arrays.num_prompt, extra=jax.tree.map(take, tables.extra),
         )  # fmt: skip
         processor = partial(_call, config.processor, context)
-    rows = Tables(tables.history, tables.edits)
-    return adjust(logits, arrays, adjustments, rows, lengths, processor)
+    return adjust(logits, arrays, adjustments, tables, lengths, processor)
 
 
 def _call(processor: LogitsProcessor, context: LogitsContext, logits: jax.Array) -> jax.Array:

@@ -131,7 +131,10 @@ def _zero(ref: Any) -> Any:
 
 
 def lanes_of(width: int) -> jax.Array:
-    """Indices of a vector's elements, as many as a product takes; those past `width` are masked."""
+    """Indices along an axis of a product's operand, which takes a power of two, and 16 at least.
+
+    Those past `width` are masked.
+    """
     return lax.iota(jnp.int32, max(16, padded(width)))
 
 

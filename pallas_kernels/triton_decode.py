@@ -8,6 +8,7 @@ context, inside the kernel, so that a short row in a wide table costs what it is
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,7 @@ def paged_decode(
     if tiles is None:
         tiles = decode_tiles(rows, kv_heads, width, context, q.dtype, k_pool.dtype, device)
     if fixed_split_tokens is not None:
-        tiles = _with_fixed_splits(tiles, fixed_split_tokens)
+        tiles = replace(tiles, splits=1, fixed_split_tokens=fixed_split_tokens)
     splits = _num_splits(tiles, context, window)
     problem = KeyValues(
         size, width, scale, window, soft_cap, k_scales is not None, compute_dtype(q, k_pool)
@@ -98,10 +99,6 @@ def paged_decode(
         return out[0]
     acc, best, total = out
     return _join(acc, best, total, context_lens, tiles, window, q.dtype, interpret)
-
-
-def _with_fixed_splits(tiles: DecodeTiles, tokens: int) -> DecodeTiles:
-    return DecodeTiles(tiles.block_tokens, 1, tokens, tiles.num_warps, tiles.num_stages)
 
 
 def _num_splits(tiles: DecodeTiles, context: int, window: int | None) -> int:
@@ -148,7 +145,7 @@ def _walk_one_split(
     begin = jnp.maximum(base + split * each, first)
     end = jnp.minimum(base + (split + 1) * each, end)
 
-    lanes = lax.iota(jnp.int32, max(16, padded(group)))  # tensor cores take 16 rows at least
+    lanes = lanes_of(group)
     wide = lanes_of(problem.width)
     inside = (lanes < group)[:, None] & (wide < problem.width)[None]
     at_q = (row, (kv_head * group + lanes)[:, None], wide[None])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import reference, tiles, triton_decode, triton_prefill, xla
+from pallas_kernels import mosaic_decode, reference, tiles, triton_decode, triton_prefill, xla
 from pallas_kernels.formats import SCALE_DTYPE
 from tests.kernel_cases import TOLERANCE, KernelCase, decode_cases, prefill_cases
 from tests.paged_pools import problem, queries, starts
@@ -77,8 +77,7 @@ def test_triton_prefill(case):
 def test_mosaic_decode(case):
     if described().capability[0] != 9:
         pytest.skip("a kernel for Hopper")
-    module = pytest.importorskip("pallas_kernels.mosaic_decode")
-    decode(module.paged_decode, case)
+    decode(mosaic_decode.paged_decode, case)
 
 
 @each(XLA_CASES)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax import SamplingParams
+from pagedjax import Engine, EngineConfig, SamplingParams, init_params
 from tests import numpy_llama
 from tests.byte_tokenizer import ByteTokenizer
-from tests.tiny_llama import finished, make_engine
+from tests.tiny_llama import finished, make_engine, tiny
 from tests.tiny_models import hf_config, hf_tensors
 
 PROMPT = [8, 17, 55, 3, 52, 17, 8, 8]
@@ -269,6 +269,15 @@ def test_prompt_logprobs_survive_preemption_and_samples() -> None:
         for index, each in enumerate(output.prompt_logprobs[1:]):
             token = PROMPT[index + 1]
             assert each[token].logprob == pytest.approx(wanted[index, token], abs=1e-4)
+
+
+def test_a_vocabulary_smaller_than_max_logprobs() -> None:
+    config = dataclasses.replace(tiny("base")[0], vocab_size=11, eos_token_ids=())
+    params = init_params(config, jax.random.key(0), "float32")
+    engine = Engine(config, params, EngineConfig(num_blocks=8, max_num_seqs=2))
+    engine.add_request("a", [3, 4], SamplingParams(max_tokens=2, logprobs=11, prompt_logprobs=1))
+    (found,) = engine.run()
+    assert all(len(each) == 11 for each in found.outputs[0].logprobs)
 
 
 def test_sampled_and_scored_logprobs_agree() -> None:

@@ -12,12 +12,11 @@ trainer does.
 
 import argparse
 import json
-import platform
 from pathlib import Path
 
 import torch
 import transformers
-from hf_static import DTYPES, PAD_ID, load
+from hf_static import DTYPES, PAD_ID, environment, load
 
 
 def main() -> None:
@@ -31,10 +30,7 @@ def main() -> None:
     result = {
         "cached": cached(model, prompts, outputs),
         "full": [full(model, *pair) for pair in zip(prompts, outputs, strict=True)],
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
+        **environment(),
     }
     args.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
 

@@ -11,13 +11,12 @@ gather: what a trainer does.
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
 import torch
 import transformers
-from hf_static import DTYPES, PAD_ID, load
+from hf_static import DTYPES, PAD_ID, environment, load
 
 WARM_LISTS = 2
 
@@ -37,10 +36,7 @@ def main() -> None:
         "seconds": time.perf_counter() - start,
         "cpu_seconds": round(time.process_time() - cpu, 4),
         "logprobs": logprobs,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
+        **environment(),
     }
     args.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
 

@@ -122,6 +122,13 @@ def describe(args: argparse.Namespace, tokens: int, seconds: list[float]) -> dic
         "tokens": tokens,
         "seconds": [round(value, 4) for value in seconds],
         "tok_s": [round(tokens / value, 2) for value in seconds],
+        **environment(),
+    }
+
+
+def environment() -> dict:
+    """Return what a peer's run was made with."""
+    return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
