@@ -64,15 +64,15 @@ class Buckets:
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
-        """2, 4, 8, 16, 24, 32, 48, 64, 96, ...; at least 2, since XLA's products on CPU are
-        neither fast in bfloat16 nor bit-equal to the others' for a single row."""
-        fine = [2, 4, 8, *(16 << n for n in range(20)), *(24 << n for n in range(20))]
+        """2, 8, 16, 32, 48, 64, 96, 128, ...; at least 2, since XLA's products on CPU are neither
+        fast in bfloat16 nor bit-equal to the others' for a single row."""
+        fine = [2, 8, 16, *(32 << n for n in range(20)), *(48 << n for n in range(20))]
         return _up_to(sorted(fine), max(2, self.max_num_seqs))
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
-        """32, 64, 128, ... up to the token budget."""
-        return _up_to([32 << shift for shift in range(24)], self.max_num_batched_tokens)
+        """64, 128, ... up to the token budget."""
+        return _up_to([64 << shift for shift in range(24)], self.max_num_batched_tokens)
 
     @property
     def copy_buckets(self) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ With one step in flight, step n+1 is dispatched before the tokens of step n are 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from pagedjax.blocks import BlockPool
-from pagedjax.config import EngineConfig, ModelConfig, check_seed
-from pagedjax.intake import Intake, Prompt
+from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.intake import Intake, Prompt, check_fork
 from pagedjax.params import Params, check_alive, check_replacement
+from pagedjax.plan import Plan
 from pagedjax.request import Request, RequestOutput
 from pagedjax.runner import InFlight, Runner
 from pagedjax.sampling_params import SamplingParams
@@ -128,20 +128,17 @@ class Engine:
         With a step in flight that is the outcome of the step before, or nothing. A step that fails
         raises, and every running request goes back to the queue to be computed again.
         """
-        start = time.perf_counter()
         check_alive(self.params)
-        try:
-            plan = self.scheduler.schedule()
-            if plan.rows:
-                self._in_flight.append(self._runner.dispatch(plan))
-                self._tally.add_step(self.scheduler)
-            if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
-                self._commit(self._in_flight.popleft())
-        except BaseException:
-            self._recover()
-            raise
-        finally:
-            self._tally.elapsed_s += time.perf_counter() - start
+        with self._tally.time.step():
+            try:
+                plan = self.scheduler.schedule()
+                if plan.rows:
+                    self._dispatch(plan)
+                if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
+                    self._commit(self._in_flight.popleft())
+            except BaseException:
+                self._recover()
+                raise
         return self._read()
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
@@ -156,8 +153,16 @@ class Engine:
         """Give back outputs of somebody else's requests; the next `step` returns them first."""
         self._unread = [*outputs, *self._unread]
 
+    def _dispatch(self, plan: Plan) -> None:
+        dispatched = self._runner.dispatch(plan)
+        self._tally.time.dispatch(all(each.is_done for each in self._in_flight))
+        self._in_flight.append(dispatched)
+        self._tally.add_step(self.scheduler, plan.num_tokens, dispatched.padded_tokens)
+
     def _commit(self, done: InFlight) -> None:
         count = len(done.plan.samplers)
+        with self._tally.time.waiting():
+            done.wait()
         tokens = [] if done.tokens is None else np.asarray(done.tokens)[:count].tolist()
         self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
@@ -259,12 +264,7 @@ class Engine:
         finished request, one with n > 1, ids in use, and seeds that do not match.
         """
         parent = self._drained(request_id, "fork")
-        taken = [each for each in new_request_ids if each in self._transcripts]
-        if taken or len(set(new_request_ids)) != len(new_request_ids):
-            raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
-        if seeds is not None and len(seeds) != len(new_request_ids):
-            raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
-        seeds = None if seeds is None else [check_seed(seed) for seed in seeds]
+        seeds = check_fork(new_request_ids, seeds, self._transcripts)
         for index, child_id in enumerate(new_request_ids):
             arrival = self.next_arrival()
             seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pagedjax.blocks import BlockPool
-from pagedjax.config import ModelConfig
+from pagedjax.config import ModelConfig, check_seed
 from pagedjax.request import Request, Status
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import encode, encode_word
@@ -185,3 +185,15 @@ class Intake:
         """A 32-bit seed of its own for each arrival, the same in every process."""
         digest = hashlib.blake2s(f"{self.seed},{arrival}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little")
+
+
+def check_fork(
+    new_request_ids: Sequence[str], seeds: Sequence[int] | None, live: Container[str]
+) -> list[int] | None:
+    """The seeds of a fork's children; ValueError for ids in use or twice, and for wrong seeds."""
+    taken = [each for each in new_request_ids if each in live]
+    if taken or len(set(new_request_ids)) != len(new_request_ids):
+        raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
+    if seeds is not None and len(seeds) != len(new_request_ids):
+        raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
+    return None if seeds is None else [check_seed(seed) for seed in seeds]

@@ -56,8 +56,22 @@ def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
 def _flat_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
     flat = x.reshape(x.shape[0], -1)
-    y = _product(flat, weight.reshape(math.prod(out_shape), flat.shape[1]))
+    matrix = weight.reshape(math.prod(out_shape), flat.shape[1])
+    if _weights_go_left(x.shape[0], weight.dtype):
+        # Without the barrier XLA would turn the transposed product back.
+        y = lax.optimization_barrier(_product(matrix, flat)).T
+    else:
+        y = _product(flat, matrix)
     return y.reshape(x.shape[0], *out_shape)
+
+
+def _weights_go_left(rows: int, dtype: jnp.dtype) -> bool:
+    """Where XLA's product on CPU is faster with the weights as its left side.
+
+    It repacks its right side, which few rows do not pay for: measured, float32 takes 0.5 to 0.8
+    of the time up to 64 rows, bfloat16 0.85 to 1 from 16 to 64 and more outside.
+    """
+    return rows <= 64 and (dtype == jnp.float32 or rows >= 16)
 
 
 def swiglu(

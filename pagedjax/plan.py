@@ -42,6 +42,11 @@ class Plan(NamedTuple):
         return self.decode + self.chunks
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decode) + sum(row.num_tokens for row in self.chunks)
+
+    @property
     def samplers(self) -> list[Request]:
         """Who takes a token, in the order in which `commit` wants the tokens."""
         return [request for row in self.rows for request in row.samples]

@@ -36,13 +36,28 @@ GPU_TOKEN_BUDGET = 2048
 
 
 class InFlight(NamedTuple):
-    """A dispatched step whose results the host has not read."""
+    """A dispatched step whose results the host has not read.
+
+    padded_tokens: how many it computes, padding included. last: an array that is there once all
+    the step is done.
+    """
 
     plan: Plan
+    padded_tokens: int
+    last: jax.Array
     tokens: jax.Array | None  # [R], the first ones are those of plan.samplers
     scores: TokenLogprobs | None  # of Sp rows
     ranked: tuple[jax.Array, jax.Array] | None = None  # [R, count] ids and log probabilities
     logprobs: TokenLogprobs | None = None  # of the R tokens
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has ended it."""
+        return self.last.is_ready()  # type: ignore[attr-defined]
+
+    def wait(self) -> None:
+        """Return when the device has ended it."""
+        self.last.block_until_ready()
 
 
 class Runner:
@@ -101,7 +116,9 @@ class Runner:
             scores = self._programs.score(self.params, chunk_hidden, targets, best)
         count = max((request.num_candidates for request in samplers), default=0)
         ranked = self._programs.rank(self.params, hidden, count) if count else None
-        return InFlight(plan, tokens, scores, ranked, logprobs)
+        last = jax.tree.leaves((hidden, tokens, scores, ranked))[-1]
+        padded = shape.decode_rows + shape.tokens
+        return InFlight(plan, padded, last, tokens, scores, ranked, logprobs)
 
     def _sample(self, plan: Plan, shape: Shape, hidden: jax.Array) -> Drawn:
         """Draw with the smallest variant that has what the batch asks for."""

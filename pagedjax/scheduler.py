@@ -29,6 +29,10 @@ from pagedjax.request import FinishReason, Request, Status
 class Scheduler:
     """First come, first served within a priority, under a token budget, slots and blocks.
 
+    Every decoding request has a row in every step, unless what it may draw depends on a token in
+    flight. Prompts have the rest of the budget, at least 1 and at least `max_num_batched_tokens -
+    max_num_seqs + 1` tokens, oldest first.
+
     prefix_caching: whether full blocks are kept and found again by their tokens.
     """
 
@@ -41,7 +45,9 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
-        self._holdings = Holdings(blocks, max_num_seqs, prefix_caching)
+        # No more requests run than the budget has tokens, so that every step has one for each.
+        slots = min(max_num_seqs, max_num_batched_tokens)
+        self._holdings = Holdings(blocks, slots, prefix_caching)
         self.num_preemptions = 0
         self.num_waiting = 0
         self.prefix_hit_tokens = 0
@@ -156,14 +162,13 @@ class Scheduler:
     def _schedule_decode(self, copies: list[tuple[int, int]]) -> list[Row]:
         rows: list[Row] = []
         for request in list(self.running):  # a copy: making room may preempt those at the end
-            if len(rows) == self.max_num_batched_tokens:
-                break
             at_limit = request.num_tokens >= request.max_len or request.edits.need_every_token
             if request.status is not Status.RUNNING or (request.num_pending and at_limit):
                 continue  # with a token in flight it may be done, or not know what it may draw
             if self._make_room(request, copies) and request.slot_has_token:
                 rows.append(Row(request, request.num_computed, 1, samples=(request,)))
-        return rows
+        # Neighbours of similar length: attention computes rows in groups up to their longest.
+        return sorted(rows, key=lambda row: row.start)
 
     def _make_room(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Give `request` a block of its own to write next; False if it had to be preempted.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedjax.scheduler import Scheduler
+from pagedjax.step_time import StepTime
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,11 @@ class EngineStats:
     num_blocks`; cached blocks hold reusable content and are referenced by nobody.
 
     kv_utilization: share of the referenced blocks' token slots that hold keys, now.
-    mean_kv_utilization: its mean over the steps so far. elapsed_s: seconds spent in `step`.
+    mean_kv_utilization: its mean over the steps so far.
+    computed_tokens: tokens that steps were asked to compute; padded_tokens: what they computed,
+    padding included. elapsed_s: seconds spent in `step`: wait_s of them waiting for the device,
+    host_s working. exposed_s: the part of host_s that the device may have spent idle, since no
+    step was in flight, or the one in flight had ended before the next was dispatched.
     """
 
     num_waiting: int
@@ -31,7 +36,27 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     steps: int
+    computed_tokens: int
+    padded_tokens: int
     elapsed_s: float
+    host_s: float
+    wait_s: float
+    exposed_s: float
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of `step` in which the device had work."""
+        return self.elapsed_s - self.exposed_s
+
+    @property
+    def overlap(self) -> float:
+        """Share of the host's work that was hidden behind the device's; 0 before any."""
+        return 1 - self.exposed_s / self.host_s if self.host_s else 0.0
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that was padding; 0 before any."""
+        return 1 - self.computed_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +75,16 @@ class Tally:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
-    elapsed_s: float = 0.0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
     utilization_sum: float = 0.0
+    time: StepTime = field(default_factory=StepTime)
 
-    def add_step(self, scheduler: Scheduler) -> None:
+    def add_step(self, scheduler: Scheduler, computed_tokens: int, padded_tokens: int) -> None:
         """Count a dispatched step."""
         self.steps += 1
+        self.computed_tokens += computed_tokens
+        self.padded_tokens += padded_tokens
         self.utilization_sum += kv_utilization(scheduler)
 
     def stats(self, scheduler: Scheduler, num_compilations: int) -> EngineStats:
@@ -77,7 +106,12 @@ class Tally:
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             steps=self.steps,
-            elapsed_s=self.elapsed_s,
+            computed_tokens=self.computed_tokens,
+            padded_tokens=self.padded_tokens,
+            elapsed_s=self.time.host_s + self.time.wait_s,
+            host_s=self.time.host_s,
+            wait_s=self.time.wait_s,
+            exposed_s=self.time.exposed_s,
         )
 
 

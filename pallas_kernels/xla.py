@@ -201,45 +201,71 @@ def _attend(
     positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
     oldest = None if window is None else _oldest_keys(query_positions, context_lens, window)
 
-    def one_group(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one_group(
+        masked: bool, index: jax.Array, carry: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, ...]:
         best, total, acc = carry
         page_ids = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
-        keys = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
-        known = keys < context_lens[:, None]  # [B, span]
-        if oldest is not None:
-            known = known & (keys >= oldest[:, None])
         k = _numbers(_gather(k_pool, layer, page_ids), q.dtype)
-        # Masking the weights is not enough: 0 x NaN of an unused page would be NaN.
-        v = jnp.where(known[:, None, :, None], _gather(v_pool, layer, page_ids), 0)
-        v = _numbers(v, q.dtype)
-        seen = (known[:, None] & (keys[None] <= positions[:, :, None]))[:, None]  # [B, 1, M, span]
-        if window is not None:
-            seen = seen & (keys[None] > positions[:, :, None] - window)[:, None]
+        v = _gather(v_pool, layer, page_ids)
+        found = None if v_scales is None else _gather_scales(v_scales, layer, page_ids)
         scores = _batched(q, k, transpose=True) * scale
         if k_scales is not None:
             scores = scores * _gather_scales(k_scales, layer, page_ids)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        scores = jnp.where(seen, scores, NEGATIVE)
+        if masked:
+            known, seen = masks(index)
+            scores = jnp.where(seen, scores, NEGATIVE)
+            # Masking the weights is not enough: 0 x NaN of an unused page would be NaN.
+            v = jnp.where(known[:, None, :, None], v, 0)
+            found = None if found is None else jnp.where(known[:, None, None], found, 0)
         new_best = jnp.maximum(best, scores.max(axis=-1))
-        weights = jnp.where(seen, jnp.exp(scores - new_best[..., None]), 0)
+        weights = jnp.exp(scores - new_best[..., None])
+        if masked:
+            weights = jnp.where(seen, weights, 0)
         shrink = jnp.exp(best - new_best)
-        scaled = weights
-        if v_scales is not None:
-            found = _gather_scales(v_scales, layer, page_ids)
-            scaled = weights * jnp.where(known[:, None, None], found, 0)
+        v = _numbers(v, q.dtype)
+        scaled = weights if found is None else weights * found
         acc = acc * shrink[..., None] + _batched(scaled.astype(v.dtype), v, transpose=False)
         return new_best, total * shrink + weights.sum(axis=-1), acc
 
-    start = (
+    def masks(index: jax.Array) -> tuple[jax.Array, jax.Array]:  # [B, span], [B, 1, M, span]
+        keys = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
+        known = keys < context_lens[:, None]
+        if oldest is not None:
+            known = known & (keys >= oldest[:, None])
+        seen = known[:, None] & (keys[None] <= positions[:, :, None])
+        if window is not None:
+            seen = seen & (keys[None] > positions[:, :, None] - window)
+        return known, seen[:, None]
+
+    carry: tuple[jax.Array, ...] = (
         jnp.full(q.shape[:-1], NEGATIVE, jnp.float32),
         jnp.zeros(q.shape[:-1], jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
-    first = 0 if oldest is None else oldest.min() // span
     groups = (context_lens.max() + span - 1) // span
-    _, total, acc = lax.fori_loop(first, groups, one_group, start)
-    return acc / jnp.where(total == 0, 1, total)[..., None]
+    first = jnp.int32(0)
+    if oldest is not None:
+        first = oldest.min() // span
+    else:
+        # Groups of which every query sees every key need no masks, and these cost as much as the
+        # products. Where a mask hides nothing it changes no bit.
+        first = jnp.minimum(_fully_seen(query_positions, context_lens) // span, groups)
+        carry = lax.fori_loop(0, first, partial(one_group, False), carry)
+    _, total, acc = lax.fori_loop(first, groups, partial(one_group, True), carry)
+    out = acc / jnp.where(total == 0, 1, total)[..., None]
+    return jnp.where((context_lens > 0)[:, None, None, None], out, 0)
+
+
+def _fully_seen(
+    query_positions: jax.Array,  # [B, queries]
+    context_lens: jax.Array,  # [B]
+) -> jax.Array:  # scalar
+    """How many of the first keys all queries of all rows see; padding does not count."""
+    real = (query_positions >= 0) & (query_positions < context_lens[:, None])
+    return jnp.where(real, query_positions + 1, jnp.iinfo(jnp.int32).max).min()
 
 
 def _oldest_keys(

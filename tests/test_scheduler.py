@@ -192,6 +192,26 @@ def test_one_budget_is_shared_by_the_chunks_of_several_prompts():
     assert [row.num_tokens for row in world.driver.plans[0].chunks] == [5, 2, 1]
 
 
+@pytest.mark.parametrize(("slots", "budget"), [(8, 8), (8, 20), (30, 5), (4, 64)])
+def test_neither_prompts_nor_decoding_requests_starve(slots, budget):
+    """Every decoding request has a row in every step, and a prompt that is not done takes all the
+    budget that these leave, which is 1 token at least."""
+    world = World(blocks=2000, slots=slots, budget=budget, in_flight=0)
+    rng = random.Random(slots * 100 + budget)
+    for _ in range(60):
+        world.add(rng.randint(1, 90), rng.randint(1, 30))
+    decoding, least = set(), max(1, budget - slots + 1)
+    while world.scheduler.has_unfinished():
+        world.driver.step()
+        plan = world.driver.plans[-1]
+        assert decoding == {row.request for row in plan.decode}
+        if any(not each.slot_has_token for each in world.scheduler.running):
+            assert plan.num_tokens == budget and plan.num_tokens - len(plan.decode) >= least
+        samplers = {each for row in plan.rows for each in row.samples}
+        decoding = {each for each in samplers if not each.is_finished}
+    world.assert_home()
+
+
 def test_a_budget_below_the_rows_serves_the_oldest():
     world = World(budget=2)
     for _ in range(3):
