@@ -20,7 +20,8 @@ def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Pat
 
     spreads: by engine, a dict with "median", "min" and "max". label: what the numbers are.
     """
-    figure, axes = _figure()
+    chart = figure(width=max(7, 2.5 * len(spreads)))
+    axes = chart.add_subplot()
     names = list(spreads)
     medians = [spreads[name]["median"] for name in names]
     below = [spreads[name]["median"] - spreads[name]["min"] for name in names]
@@ -29,19 +30,20 @@ def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Pat
     axes.bar_label(bars, fmt="{:.0f}", label_type="center", color="white")
     axes.set_ylabel(label)
     axes.set_title(title, fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    chart.tight_layout()
+    chart.savefig(path, dpi=150)
 
 
-def _figure() -> tuple[Any, Any]:
+def figure(width: float) -> Any:
+    """An empty figure of so many inches that needs no display."""
     check()
-    # The canvas is chosen here and not for the process, and it needs no display.
+    # The canvas is chosen here and not for the process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4))
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    empty = Figure(figsize=(width, 4))
+    FigureCanvasAgg(empty)
+    return empty
 
 
 def _wrapped(names: Sequence[str]) -> list[str]:

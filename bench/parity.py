@@ -11,7 +11,6 @@ these prompts and outputs, and reports them by its cached decode and by its own 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import header, peer_script
+from bench import command_line, header, peer_script
 from bench.own_engine import BLOCK_SIZE, blocks_without_preemption
-from bench.peer import Peer
 from bench.workload import END_ID, LONGEST, Workload, make_workload
 from pagedjax import LLM, ModelConfig, SamplingParams, load_checkpoint
 from pagedjax.one_line import exit_status
@@ -64,23 +62,16 @@ def _run(options: argparse.Namespace) -> None:
         "pairs": pairs,
     }
     print("\n".join(header.lines(result["header"]) + lines(result)))
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    command_line.write_json(options.json, result)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
-    for name in ("num_prompts", "tokens"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    command_line.check(options, ("num_prompts", "tokens"))
     if unknown := [each for each in options.dtypes if each not in DTYPES]:
         raise ValueError(f"--dtypes {','.join(unknown)} is unknown; supported: {','.join(DTYPES)}")
-    if not options.model.exists():
-        raise ValueError(f"there is no model at {options.model}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
     if options.peer is not None:
-        Peer(options.peer, options.model, DTYPES[0], options.num_prompts).check()
+        peer_script.check(options.peer, options.model)
 
 
 def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:

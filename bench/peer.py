@@ -1,54 +1,66 @@
-"""Hugging Face transformers as a contender: a process of another Python environment."""
+"""Other engines as contenders: processes of another Python environment that live between runs."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import peer_script
 from bench.trial import Trial
-from bench.workload import Workload
-
-SCRIPT = peer_script.FOLDER / "hf_static.py"
-DETAILS = ("torch", "transformers", "python", "threads")
+from bench.workload import MAX_MODEL_LEN, Workload
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A script of `bench/peers`, and what the tables call it."""
+
+    script: str
+    label: str
+
+
+KINDS = {
+    "hf_static": Kind("hf_static.py", "transformers, static batches of {rows}"),
+    "hf_continuous": Kind("hf_continuous.py", "transformers, continuous"),
+    "vllm": Kind("vllm_offline.py", "vLLM, continuous"),
+    "vllm_online": Kind("vllm_online.py", "vLLM"),
+}
+OFFLINE = ("hf_static", "hf_continuous", "vllm")
+
+
 class Peer:
-    """Static batches of `batch` requests by `SCRIPT`, run with `interpreter`."""
+    """One engine, ready to run. It is closed by leaving its `with`.
 
-    interpreter: str
-    gguf: Path
-    dtype: str
-    batch: int
+    kind: a name of KINDS. rows: requests that it runs together at most.
+    Raises ValueError when the script fails.
+    """
 
-    def check(self) -> None:
-        """Raise ValueError for what would fail only after our own engine was warmed up."""
-        if shutil.which(self.interpreter) is None:
-            raise ValueError(f"the peer's interpreter {self.interpreter} cannot be run")
-        if self.gguf.suffix != ".gguf":
-            raise ValueError(f"the peer reads .gguf files alone, and the model is {self.gguf}")
+    def __init__(self, kind: str, interpreter: str, gguf: Path, dtype: str, rows: int) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"the peer {kind!r} is unknown; supported: {', '.join(KINDS)}")
+        self.name = KINDS[kind].label.format(rows=rows)
+        command = peer_script.command(KINDS[kind].script, interpreter, gguf, dtype)
+        limits = ["--rows", str(rows), "--max-model-len", str(MAX_MODEL_LEN)]
+        self._living = peer_script.Living([*command, *limits])
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Versions, and the seconds until it was ready."""
+        return self._living.made_with | {"startup_seconds": round(self._living.startup_seconds, 2)}
 
     def run(self, workload: Workload) -> Trial:
-        """Run the workload once; loading the model is not timed."""
-        with tempfile.TemporaryDirectory() as folder:
-            given, result = Path(folder) / "workload.json", Path(folder) / "result.json"
-            workload.write(given)
-            self._call(["--workload", str(given), "--json", str(result)])
-            return _trial(json.loads(result.read_text(encoding="utf-8")))
+        """Run the workload once, all requests at once; neither loading nor warming up is timed."""
+        result = self._living.ask(workload.task())
+        return Trial(result["seconds"], result["outputs"], self.details)
 
-    def _call(self, files: list[str]) -> None:
-        command = [
-            self.interpreter, str(SCRIPT), "--gguf", str(self.gguf.resolve()),
-            "--dtype", self.dtype, "--batch", str(self.batch), "--repeats", "1", *files,
-        ]  # fmt: skip
-        peer_script.run(command)
+    def serve(self, workload: Workload, arrivals: list[float]) -> list[list[float]]:
+        """Run it with each request at its second; for each the second of its first and its last
+        token, and how many it was given.
+        """
+        return self._living.ask(workload.task() | {"arrivals": arrivals})["times"]
 
+    def __enter__(self) -> Peer:
+        return self
 
-def _trial(result: dict[str, Any]) -> Trial:
-    details = {name: result[name] for name in DETAILS}
-    return Trial(result["seconds"][0], result["outputs"], details)
+    def __exit__(self, *_: object) -> None:
+        self._living.close()

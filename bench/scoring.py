@@ -16,7 +16,6 @@ the work and not the waiting, though also the spinning of a thread that waits fo
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -28,9 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import header, peer_script, report
+from bench import command_line, header, peer_script, report, turns
 from bench.own_engine import BLOCK_SIZE
-from bench.peer import DETAILS, Peer
 from bench.trial import Trial
 from bench.workload import END_ID, FIRST_ID, LONGEST, SEED, make_workload
 from pagedjax import LLM, ModelConfig, load_checkpoint
@@ -42,6 +40,7 @@ GROUPS, COMPLETIONS = 8, 8  # prompts that are shared, and lists that begin with
 SHARED_LEN, OWN_LEN = 192, 64  # tokens of such a prompt, and of a completion
 EQUAL, RAGGED, PEER = "pagedjax, extended lists", "pagedjax, as they are", "transformers, padded"
 SHARING, ALONE = "8 x 8 lists, shared prefixes", "8 x 8 lists, no prefix caching"
+DETAILS = ("torch", "transformers", "python", "threads")  # of the peer
 COLUMNS = ("lists", "tokens/s", "min - max", "seconds", "CPU s", "tokens", "compiled")
 TokenLists = list[list[int]]
 
@@ -79,21 +78,14 @@ def _run(options: argparse.Namespace) -> None:
         **summary(trials),
     }
     print("\n".join(header.lines(result["header"]) + lines(result)))
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    command_line.write_json(options.json, result)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
-    for name in ("repeats", "num_lists", "batch"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-    if not options.model.exists():
-        raise ValueError(f"there is no model at {options.model}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
+    command_line.check(options, ("repeats", "num_lists", "batch"))
     if options.peer is not None:
-        Peer(options.peer, options.model, DTYPE, options.batch).check()
+        peer_script.check(options.peer, options.model)
 
 
 def extended(lists: TokenLists, end_id: int) -> TokenLists:
@@ -155,15 +147,7 @@ def _take_turns(contenders: dict[str, Callable[[], Trial]], repeats: int) -> dic
     for name, run in contenders.items():
         if name != PEER:
             run()
-    trials: dict[str, list[Trial]] = {name: [] for name in contenders}
-    for repeat in range(repeats):
-        for name, run in contenders.items():
-            trials[name].append(run())
-            print(
-                f"repeat {repeat + 1} of {repeats}: {name}: {trials[name][-1].seconds:.2f} s",
-                file=sys.stderr,
-            )
-    return trials
+    return turns.take(contenders, repeats, lambda done: f"{done.seconds:.2f} s")
 
 
 def summary(trials: dict[str, list[Trial]]) -> dict[str, Any]:

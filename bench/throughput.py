@@ -1,31 +1,38 @@
-"""Output tokens per second of pagedjax and of a peer, on the same requests, in turn.
+"""Output tokens per second of pagedjax and of other engines, on the same requests, in turn.
 
-    python -m bench.throughput --model FILE.gguf --peer PEER/bin/python --json FILE --plot FILE
+    python -m bench.throughput --model FILE.gguf --peer PEER/bin/python \\
+        --peers hf_static hf_continuous vllm --single --json FILE --plot FILE
 
-All requests arrive at once and decode greedily to a length that is given for each. The peer is
-Hugging Face transformers with static batching, in an environment of its own; `--static` also runs
-our own engine with static batches. On a shared machine, read the ratios: each repeat runs all
-engines one after the other, so that they meet the same noise.
+All requests arrive at once and decode greedily to a length that is given for each. The peers run in
+an environment of their own: Hugging Face transformers with static and with continuous batching, and
+vLLM's CPU build. `--static` also runs our own engine with static batches; `--single` also runs one
+request alone, its first prompt for 128 tokens. On a shared machine, read the ratios: each repeat
+runs all engines one after the other, so that they meet the same noise. Every engine stays alive
+between its runs and sleeps while the others run; all are warmed up before the first repeat.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import bar_chart, header, report, trial
+from bench import bar_chart, command_line, header, peer_script, report, trial, turns
 from bench.own_engine import Options, OwnEngine
-from bench.peer import Peer
+from bench.peer import OFFLINE, Peer
 from bench.trial import Trial
+from bench.workload import Workload
 from pagedjax.one_line import exit_status
 
-Contenders = dict[str, Callable[[], Trial]]
+SINGLE_TOKENS = 128
+ALONE = ", one request alone"
+Contenders = dict[str, Callable[[Workload], Trial]]
+Trials = dict[str, list[Trial]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,10 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     _check(options)
-    engine = OwnEngine(options.model, _engine_options(options), options.num_requests)
-    warmup = engine.warm_up()
-    trials = _take_turns(_contenders(options, engine), options.repeats)
-    result = _result(options, engine, warmup, trials)
+    with ExitStack() as stack:
+        peers = [stack.enter_context(each) for each in _peers(options)]
+        engine = OwnEngine(options.model, _engine_options(options), options.num_requests)
+        warmup = engine.warm_up()
+        contenders = _contenders(options, engine, peers)
+        found = _measure(options, contenders, engine.workload)
+    result = _result(options, engine, [each.name for each in peers], found) | {"warmup": warmup}
     print("\n".join(header.lines(result["header"]) + report.lines(result)))
     _write(options, result)
     if options.profile:
@@ -49,23 +59,18 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
-    for name in ("repeats", "num_requests", "batch"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    command_line.check(options, ("repeats", "num_requests", "batch", "max_num_seqs"))
     if options.static and options.batch > options.max_num_seqs:
         raise ValueError(
             f"a static batch of {options.batch} cannot run together with "
             f"--max-num-seqs {options.max_num_seqs}"
         )
-    if not options.model.exists():
-        raise ValueError(f"there is no model at {options.model}")
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder for {path}")
     if options.plot is not None:
         bar_chart.check()
     if options.peer is not None:
-        _peer(options).check()
+        peer_script.check(options.peer, options.model)
+    elif options.peers is not None:
+        raise ValueError("--peers needs --peer, the interpreter that runs them")
 
 
 def _engine_options(options: argparse.Namespace) -> Options:
@@ -74,74 +79,73 @@ def _engine_options(options: argparse.Namespace) -> Options:
     )
 
 
-def _peer(options: argparse.Namespace) -> Peer:
-    return Peer(options.peer, options.model, options.dtype, options.batch)
+def _peers(options: argparse.Namespace) -> Iterator[Peer]:
+    """The peers that were asked for, each started and warmed up when it is reached."""
+    if options.peer is None:
+        return
+    for kind in options.peers or OFFLINE[:1]:
+        rows = options.batch if kind == "hf_static" else options.max_num_seqs
+        yield Peer(kind, options.peer, options.model, options.dtype, rows)
 
 
-def _contenders(options: argparse.Namespace, engine: OwnEngine) -> Contenders:
+def _contenders(options: argparse.Namespace, engine: OwnEngine, peers: list[Peer]) -> Contenders:
     """What runs in each repeat, by name; ours first, as ratios are ours over the others'."""
     found: Contenders = {"pagedjax, continuous": engine.continuous}
-    batches = f"static batches of {options.batch}"
     if options.static:
-        found[f"pagedjax, {batches}"] = partial(engine.static, options.batch)
-    if options.peer is not None:
-        found[_peer_name(options)] = partial(_peer(options).run, engine.workload)
-    return found
+        name = f"pagedjax, static batches of {options.batch}"
+        found[name] = partial(engine.static, options.batch)
+    return found | {each.name: each.run for each in peers}
 
 
-def _peer_name(options: argparse.Namespace) -> str:
-    return f"transformers, static batches of {options.batch}"
-
-
-def _take_turns(contenders: Contenders, repeats: int) -> dict[str, list[Trial]]:
-    trials: dict[str, list[Trial]] = {name: [] for name in contenders}
-    for repeat in range(repeats):
-        for name, run in contenders.items():
-            done = run()
-            trials[name].append(done)
-            print(
-                f"repeat {repeat + 1} of {repeats}: {name}: {done.tokens_per_second:.1f} tokens/s",
-                file=sys.stderr,
-            )
-    return trials
+def _measure(
+    options: argparse.Namespace, contenders: Contenders, workload: Workload
+) -> tuple[Trials, Trials]:
+    """The trials of the workload, and those of one request alone, none if not asked for."""
+    runs = {name: partial(run, workload) for name, run in contenders.items()}
+    if options.single:
+        alone = workload.first(SINGLE_TOKENS)
+        runs |= {name + ALONE: partial(run, alone) for name, run in contenders.items()}
+    trials = turns.take(
+        runs, options.repeats, lambda done: f"{done.tokens_per_second:.1f} tokens/s"
+    )
+    return {name: trials[name] for name in contenders}, {
+        name: trials[name + ALONE] for name in contenders if options.single
+    }
 
 
 def _result(
     options: argparse.Namespace,
     engine: OwnEngine,
-    warmup: dict[str, Any],
-    trials: dict[str, list[Trial]],
+    peers: Sequence[str],
+    found: tuple[Trials, Trials],
 ) -> dict[str, Any]:
-    engines = [report.engine_entry(name, each) for name, each in trials.items()]
-    workload, peer = engine.workload, trials.get(_peer_name(options))
-    ours = next(iter(trials.values()))
+    trials, single = found
+    entries = [report.engine_entry(name, each) for name, each in trials.items()]
+    alone = [report.single_entry(name, each) for name, each in single.items()]
+    workload = engine.workload
+    ours = next(iter(trials.values()))[-1]
+    names = (
+        "dtype", "repeats", "num_requests", "batch", "max_num_seqs", "max_num_batched_tokens",
+    )  # fmt: skip
     return {
         "header": header.describe(),
-        "parameters": _parameters(options) | {"num_blocks": engine.num_blocks},
+        "parameters": command_line.parameters(options, names) | {"num_blocks": engine.num_blocks},
         "workload": {
             "requests": len(workload.prompts),
             "prompt_tokens": workload.num_prompt_tokens,
             "output_tokens": workload.num_output_tokens,
         },
-        "warmup": warmup,
-        "engines": engines,
-        "ratios": report.ratios(engines),
-        "agreement": trial.agreement(ours[-1].outputs, peer[-1].outputs) if peer else None,
+        "engines": entries,
+        "ratios": report.ratios(entries),
+        "single": {"engines": alone, "ratios": report.ratios(alone)} if alone else None,
+        "agreement": {
+            name: trial.agreement(ours.outputs, trials[name][-1].outputs) for name in peers
+        },
     }
 
 
-def _parameters(options: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "dtype", "repeats", "num_requests", "batch", "max_num_seqs", "max_num_batched_tokens",
-        "num_blocks",
-    )  # fmt: skip
-    # The model's name without its folder: a result must not tell where a machine keeps its files.
-    return {"model": options.model.name} | {name: getattr(options, name) for name in names}
-
-
 def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    command_line.write_json(options.json, result)
     if options.plot is not None:
         spreads = {each["name"]: each["tokens_per_second"] for each in result["engines"]}
         found = result["header"]
@@ -159,10 +163,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
+    add("--peers", nargs="+", choices=OFFLINE, help=f"what it runs; default: {OFFLINE[0]}")
     add("--repeats", type=int, default=3)
     add("--num-requests", type=int, default=64)
     add("--batch", type=int, default=64, help="requests of a static batch, the peer's and ours")
     add("--static", action="store_true", help="also run our engine with static batches")
+    add("--single", action="store_true", help=f"also run one request alone, {SINGLE_TOKENS} tokens")
     add("--max-num-seqs", type=int, default=64)
     add("--max-num-batched-tokens", type=int)
     add("--num-blocks", type=int, help="default: so many that nothing is preempted")

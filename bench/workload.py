@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 SEED = 0
 SHORTEST, LONGEST = 16, 256  # tokens of a prompt, and of an output
@@ -39,10 +38,13 @@ class Workload:
             for start in range(0, len(self.prompts), size)
         ]
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON, the form that the peer scripts read."""
-        content = {"prompts": self.prompts, "output_lens": self.output_lens}
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    def first(self, output_len: int) -> Workload:
+        """The first prompt alone, to be given `output_len` tokens."""
+        return Workload(self.prompts[:1], (output_len,))
+
+    def task(self) -> dict[str, Any]:
+        """The form that the peer scripts read."""
+        return {"prompts": self.prompts, "output_lens": self.output_lens}
 
 
 def make_workload(
@@ -59,3 +61,14 @@ def make_workload(
         for _ in range(num_requests)
     )
     return Workload(prompts, tuple(rng.randint(SHORTEST, LONGEST) for _ in range(num_requests)))
+
+
+def make_even_workload(
+    num_requests: int, prompt_len: int, output_len: int, end_id: int = END_ID
+) -> Workload:
+    """Requests that are all of one size, with ids in [FIRST_ID, end_id)."""
+    rng = random.Random(SEED)
+    prompts = tuple(
+        [rng.randrange(FIRST_ID, end_id) for _ in range(prompt_len)] for _ in range(num_requests)
+    )
+    return Workload(prompts, (output_len,) * num_requests)

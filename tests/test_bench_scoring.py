@@ -98,7 +98,7 @@ def test_a_small_run(tmp_path, capsys, monkeypatch):
         return {"seconds": 100.0, "cpu_seconds": 150.0, "logprobs": found} | about
 
     monkeypatch.setattr(peer_script, "call", call)
-    monkeypatch.setattr(scoring.Peer, "check", lambda _: None)  # it would refuse a folder
+    monkeypatch.setattr(peer_script, "check", lambda *_: None)  # it would refuse a folder
     options = "--repeats 1 --num-lists 6 --batch 4 --max-num-batched-tokens 512".split()
     status = scoring.main(
         ["--model", str(tmp_path / "tiny"), "--peer", sys.executable, *options,

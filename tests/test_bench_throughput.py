@@ -1,16 +1,19 @@
 """The throughput benchmark: its requests, its accounting, its report, and a small run of it all."""
 
+import dataclasses
 import json
 import random
+import subprocess
 import sys
 
 import pytest
 
-from bench import bar_chart, report, throughput, trial
-from bench.own_engine import blocks_without_preemption
+from bench import bar_chart, peer_script, report, throughput, trial
+from bench.own_engine import blocks_without_preemption, stats_between
 from bench.peer import Peer
 from bench.trial import Trial
-from bench.workload import Workload, make_workload
+from bench.workload import Workload, make_even_workload, make_workload
+from tests.fake_peer import FAKE_PEER
 from tests.tiny_models import write_hf_folder
 
 
@@ -31,6 +34,13 @@ def test_workload_keeps_to_the_vocabulary():
         make_workload(6, end_id=3)
     with pytest.raises(ValueError, match="num_requests is 0"):
         make_workload(0)
+
+
+def test_even_workload_has_one_size():
+    workload = make_even_workload(3, 5, 2, end_id=128)
+    assert [len(prompt) for prompt in workload.prompts] == [5] * 3
+    assert workload.output_lens == (2, 2, 2)
+    assert workload.first(9) == Workload(workload.prompts[:1], (9,))
 
 
 class FakeEngine:
@@ -101,7 +111,10 @@ def made_up_result(compilations=0):
         "warmup": {"seconds": 12.5, "programs": 7},
         "engines": engines,
         "ratios": report.ratios(engines),
-        "agreement": {"ids": 90, "of_ids": 100, "requests": 0, "of_requests": 1},
+        "single": None,
+        "agreement": {
+            "peer": {"ids": 90, "of_ids": 100, "requests": 0, "of_requests": 1},
+        },
     }
 
 
@@ -119,17 +132,53 @@ def test_report_of_made_up_trials():
     ]
     assert "ours over peer: 2.50 x" in lines
     assert "warmup, not counted: 7 programs in 12.5 s" in lines
-    assert not any("WARNING" in line for line in lines)
+    assert lines[-1].startswith("greedy ids equal to those of peer up to the first difference: 90")
 
 
 def test_compilations_while_the_clock_ran_are_loud():
     assert "WARNING: 6 PROGRAM(S)" in report.lines(made_up_result(compilations=2))[-1]
 
 
+def test_report_of_one_request_alone():
+    ours = [Trial(seconds, [[1] * 100], {"compilations": 1}) for seconds in (1.0, 2.0, 4.0)]
+    alone = [report.single_entry("ours", ours), report.single_entry("peer", ours[2:])]
+    result = made_up_result() | {"single": {"engines": alone, "ratios": report.ratios(alone)}}
+    lines = report.lines(result)
+    assert ["ours", "20.0", "10.0", "-", "40.0", "50.0"] in [line.split() for line in lines]
+    assert lines[-2] == "ours over peer, alone: 2.00 x"
+    assert "WARNING: 4 PROGRAM(S)" in lines[-1]
+
+
+@dataclasses.dataclass
+class FewerStats:
+    steps: int
+    mean_kv_utilization: float
+    num_preemptions: int
+    num_waiting: int = 3
+
+
+@dataclasses.dataclass
+class MoreStats(FewerStats):
+    computed_tokens: int = 0
+    padded_tokens: int = 0
+    host_s: float = 0.0
+
+
+def test_differences_are_of_the_statistics_that_exist():
+    found = stats_between(FewerStats(10, 0.5, 1), FewerStats(30, 0.7, 4))
+    assert found == {"steps": 20, "preemptions": 3, "mean_kv_utilization": 0.8}
+    before, after = MoreStats(0, 0.0, 0, 0, 10, 20, 1.0), MoreStats(4, 0.5, 0, 0, 70, 100, 1.5)
+    found = stats_between(before, after)
+    assert (found["computed_tokens"], found["padded_tokens"]) == (60, 80)
+    assert (found["padding_waste"], found["host_seconds"]) == (0.25, 0.5)
+    assert "num_waiting" not in found
+
+
 def test_a_small_run(tmp_path, capsys):
     """End to end on a tiny model, by both ways of batching, in one command."""
     write_hf_folder("base", tmp_path / "tiny")
     options = "--dtype float32 --num-requests 6 --repeats 1 --static --batch 2 --max-num-seqs 2"
+    options += " --single"
     status = throughput.main(
         ["--model", str(tmp_path / "tiny"), *options.split(), "--max-num-batched-tokens", "32",
          "--json", str(tmp_path / "out.json")]
@@ -152,6 +201,110 @@ def test_a_small_run(tmp_path, capsys):
         assert 0 < repeat["mean_kv_utilization"] <= 1
     assert "pagedjax, static batches of 2" in printed.out
     assert "repeat 1 of 1" in printed.err
+    assert result["single"]["engines"][0]["repeats"][0]["generated_tokens"] == 128
+    # A run finds nothing of the same prompts' keys that the runs before it have left.
+    alone = result["single"]["engines"][0]["repeats"][0]
+    assert {each["prefix_hit_tokens"] for each in (continuous, static, alone)} == {0}
+
+
+@pytest.fixture
+def fake_peer(tmp_path, monkeypatch):
+    """Scripts that answer as the peers do, under their names; this interpreter runs them."""
+    for name in ("hf_static.py", "hf_continuous.py", "vllm_offline.py"):
+        (tmp_path / name).write_text(FAKE_PEER)
+    monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
+    return tmp_path / "m.gguf"
+
+
+class OwnEngine:
+    """Stands in for ours: every output is zeros."""
+
+    num_blocks = 7
+
+    def __init__(self, model, options, num_requests):
+        self.workload = make_workload(num_requests)
+
+    def warm_up(self):
+        return {"seconds": 1.0, "programs": 1}
+
+    def continuous(self, workload):
+        return Trial(1.0, [[0] * length for length in workload.output_lens], {})
+
+
+def test_all_peers_take_turns_in_one_run(fake_peer, monkeypatch, tmp_path, capsys):
+    fake_peer.touch()
+    monkeypatch.setattr(throughput, "OwnEngine", OwnEngine)
+    status = throughput.main(
+        ["--model", str(fake_peer), "--peer", sys.executable, "--peers", "hf_static",
+         "hf_continuous", "vllm", "--num-requests", "3", "--repeats", "2", "--batch", "2",
+         "--single", "--json", str(tmp_path / "out.json")]
+    )  # fmt: skip
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    result = json.loads((tmp_path / "out.json").read_text())
+    peers = ["transformers, static batches of 2", "transformers, continuous", "vLLM, continuous"]
+    assert [each["name"] for each in result["engines"][1:]] == peers
+    assert [each["name"] for each in result["single"]["engines"][1:]] == peers
+    told = [line.split(": ")[1] for line in printed.err.splitlines()]
+    names = ["pagedjax, continuous", *peers]
+    assert told == 2 * [*names, *(f"{name}, one request alone" for name in names)]
+    # A fake says how often it was asked and with which rows: it is one process for all repeats.
+    for each, rows in zip(result["engines"][1:], ("2", "64", "64"), strict=True):
+        assert [repeat["seconds"] for repeat in each["repeats"]] == [1.0, 3.0]
+        assert each["repeats"][0]["rows"] == rows
+    same = result["agreement"][peers[0]]
+    assert same["ids"] == same["of_ids"] and list(result["agreement"]) == peers
+
+
+SLEEPER = """\
+import sys
+import time
+
+sys.path.insert(0, {folder!r})
+from exchange import answer_tasks
+
+
+def answer(task):
+    print("said by a library")
+    time.sleep(task["seconds"])
+    return task
+
+
+try:
+    answer_tasks(lambda: (answer, {{"torch": "2"}}))
+finally:
+    print("cleaned up", file=sys.stderr, flush=True)
+"""
+
+
+def test_peers_exchange_lines_until_nobody_asks(tmp_path):
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))
+    with peer_script.Living([sys.executable, str(script)]) as peer:
+        assert peer.made_with == {"torch": "2"}
+        assert [peer.ask({"seconds": each}) for each in (0, 0.01)] == [
+            {"seconds": 0}, {"seconds": 0.01},
+        ]  # fmt: skip
+
+
+def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path):
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert json.loads(process.stdout.readline()) == {"torch": "2"}
+        _, said = process.communicate('{"seconds": 600}\n', timeout=60)
+    assert "cleaned up" in said
+
+
+def test_a_peer_that_fails_later_says_why(fake_peer):
+    with Peer("vllm", sys.executable, fake_peer, "float32", 2) as peer:
+        with pytest.raises(ValueError, match="the peer ended with status 3: no more"):
+            peer.run(Workload(([13],), (1,)))
+    with pytest.raises(ValueError, match="'sglang' is unknown; supported: hf_static, hf_cont"):
+        Peer("sglang", sys.executable, fake_peer, "float32", 2)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +315,7 @@ def test_a_small_run(tmp_path, capsys):
         ("--model . --static --batch 9 --max-num-seqs 8", "error: a static batch of 9 cannot"),
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
         ("--model . --peer MISSING/python", "error: the peer's interpreter MISSING/python"),
+        ("--model . --peers vllm", "error: --peers needs --peer"),
         (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
     ],
 )
@@ -175,7 +329,7 @@ def test_a_peer_that_fails_says_why(tmp_path):
     """There is no such model, and where torch is missing the script ends before it looks."""
     model = tmp_path / "m.gguf"
     with pytest.raises(ValueError, match="the peer ended with status 1: "):
-        Peer(sys.executable, model, "float32", 2).run(WORKLOAD)
+        Peer("hf_static", sys.executable, model, "float32", 2)
 
 
 def test_chart_is_drawn(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from hf_static import DTYPES, PAD_ID, environment, load
+from hf_model import DTYPES, PAD_ID, environment, load
 
 WARM_LISTS = 2
 

@@ -1,0 +1,203 @@
+"""Time to the first token and time per token while requests arrive, for pagedjax and for vLLM.
+
+    python -m bench.latency --model FILE.gguf --peer PEER/bin/python --json FILE --plot FILE
+    python -m bench.latency --model FILE.gguf --peer PEER/bin/python --cold
+
+The requests are those of `bench.throughput`; they arrive as a Poisson process, the same for all
+engines. `--load 0.7` is a share of our own saturation, which is measured first, by giving our
+engine all requests at once; `--rates` are requests a second. Before, both engines serve some
+requests one at a time: what an idle engine takes. Each repeat runs all conditions in turn, and the
+quantiles are over the requests of all repeats. `--cold` measures fresh processes instead: ours
+without and with a filled compilation cache, and Hugging Face's `generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import (
+    bar_chart,
+    cold_start,
+    command_line,
+    header,
+    latency_report,
+    open_loop,
+    peer_script,
+    turns,
+)  # fmt: skip
+from bench.arrivals import poisson
+from bench.latency_report import IDLE, Condition
+from bench.own_engine import Options, OwnEngine
+from bench.peer import Peer
+from bench.served import Served
+from bench.workload import Workload
+from pagedjax.one_line import exit_status
+
+OURS = "pagedjax"
+LOAD = 0.7
+Serve = Callable[[Workload, list[float]], list[Served]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    options = _parser().parse_args(arguments)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    return exit_status(partial(_run, options), options.debug)
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    found = _cold(options) if options.cold else _serving(options)
+    names = (
+        "dtype", "repeats", "num_requests", "idle_requests", "max_num_seqs",
+        "max_num_batched_tokens",
+    )  # fmt: skip
+    result = {
+        "header": header.describe(),
+        "parameters": command_line.parameters(options, names),
+        **found,
+    }
+    said = cold_start.lines(result["cold"]) if options.cold else latency_report.lines(result)
+    print("\n".join([*header.lines(result["header"]), *said]))
+    command_line.write_json(options.json, result)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Whatever can be refused before minutes of measuring is refused here."""
+    command_line.check(options, ("repeats", "num_requests", "idle_requests", "max_num_seqs"))
+    for name in ("rates", "load"):
+        if any(each <= 0 for each in vars(options)[name] or ()):
+            raise ValueError(f"--{name} must be above 0")
+    if options.plot is not None:
+        if options.cold:
+            raise ValueError("--plot draws requests that arrive, which --cold does not measure")
+        bar_chart.check()
+    if options.peer is not None:
+        peer_script.check(options.peer, options.model)
+
+
+def _cold(options: argparse.Namespace) -> dict[str, Any]:
+    entries = cold_start.measure(options.model, options.dtype, options.peer, options.repeats)
+    return {"cold": entries}
+
+
+def _serving(options: argparse.Namespace) -> dict[str, Any]:
+    with ExitStack() as stack:
+        servers: dict[str, Serve] = {}
+        versions = None
+        if options.peer is not None:
+            peer = stack.enter_context(_peer(options))
+            servers[peer.name] = partial(_ask, peer)
+            versions = peer.details
+        limits = Options(options.dtype, options.max_num_seqs, options.max_num_batched_tokens)
+        engine = OwnEngine(options.model, limits, options.num_requests)
+        warmup = engine.warm_up()
+        servers = {OURS: partial(open_loop.serve, engine.engine), **servers}
+        before = engine.engine.stats().num_compilations
+        saturation = _saturation(engine, options.repeats)
+        conditions = _conditions(options, saturation["requests_per_second"])
+        served = _measure(options, servers, conditions, engine.workload)
+        compilations = engine.engine.stats().num_compilations - before
+    if options.plot is not None:
+        latency_report.draw(served, f"{options.model.name}, {options.dtype}", options.plot)
+    return {
+        "warmup": warmup,
+        "peer": versions,
+        "saturation": saturation,
+        "compilations": compilations,
+        "engines": latency_report.entries(served),
+    }
+
+
+def _peer(options: argparse.Namespace) -> Peer:
+    return Peer("vllm_online", options.peer, options.model, options.dtype, options.max_num_seqs)
+
+
+def _ask(peer: Peer, workload: Workload, arrivals: list[float]) -> list[Served]:
+    times = peer.serve(workload, arrivals)
+    return [
+        Served(arrival, first, last, int(count))
+        for arrival, (first, last, count) in zip(arrivals, times, strict=True)
+    ]
+
+
+def _saturation(engine: OwnEngine, repeats: int) -> dict[str, Any]:
+    """What our engine completes when it always has more to do."""
+    trials = [engine.continuous(engine.workload) for _ in range(repeats)]
+    seconds = statistics.median(each.seconds for each in trials)
+    return {
+        "requests_per_second": round(len(engine.workload.prompts) / seconds, 4),
+        "tokens_per_second": round(engine.workload.num_output_tokens / seconds, 2),
+        "seconds": [round(each.seconds, 3) for each in trials],
+    }
+
+
+def _conditions(options: argparse.Namespace, saturation: float) -> list[Condition]:
+    """Idle, then the shares of saturation, then the rates."""
+    load = options.load or ([] if options.rates else [LOAD])
+    return [
+        Condition(IDLE),
+        *[Condition(f"{each:.0%} of saturation", each * saturation, each) for each in load],
+        *[Condition(f"{each:g} a second", each) for each in options.rates or ()],
+    ]
+
+
+def _measure(
+    options: argparse.Namespace,
+    servers: dict[str, Serve],
+    conditions: Sequence[Condition],
+    workload: Workload,
+) -> latency_report.Measured:
+    """All conditions of all engines in turn, the engines of a condition one after the other."""
+    runs: dict[str, Callable[[], list[Served]]] = {}
+    keys: dict[str, tuple[str, Condition]] = {}
+    for condition in conditions:
+        for name, serve in servers.items():
+            run = (
+                partial(_one_by_one, serve, workload, options.idle_requests)
+                if condition.rate is None
+                else partial(serve, workload, poisson(condition.rate, options.num_requests))
+            )
+            label = f"{name}, {condition.name}"
+            runs[label], keys[label] = run, (name, condition)
+    done = turns.take(runs, options.repeats, latency_report.one_line)
+    return {keys[label]: repeats for label, repeats in done.items()}
+
+
+def _one_by_one(serve: Serve, workload: Workload, count: int) -> list[Served]:
+    """The first requests, each after the one before has ended."""
+    return [serve(each, [0.0])[0] for each in workload.batches(1)[:count]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.latency", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--peer", metavar="PYTHON", help="interpreter with vllm, torch, transformers and gguf")
+    add("--load", type=float, nargs="+", help=f"shares of our saturation; default: {LOAD}")
+    add("--rates", type=float, nargs="+", help="requests a second")
+    add("--num-requests", type=int, default=64)
+    add("--idle-requests", type=int, default=8, help="requests that are served one at a time")
+    add("--repeats", type=int, default=3)
+    add("--max-num-seqs", type=int, default=64)
+    add("--max-num-batched-tokens", type=int, help="of our engine")
+    add("--cold", action="store_true", help="measure the first text of fresh processes instead")
+    add("--json", type=Path, help="write everything that was measured")
+    add("--plot", type=Path, help="draw the distributions (needs matplotlib)")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""vLLM's CPU build under requests that arrive over time, as a peer of `bench.latency`.
+
+    PEER/bin/python bench/peers/vllm_online.py --gguf FILE --dtype bfloat16 --rows 64
+
+PEER is an environment with vllm, torch, transformers and gguf; nothing of pagedjax is imported. A
+task is {"prompts": [[id, ...], ...], "output_lens": [n, ...], "arrivals": [seconds, ...]}; see
+`exchange`. The result's `times` has for each request the second at which its first and its last
+token were there, on the clock of the arrivals, and the number of its tokens: as the caller of
+vLLM's asynchronous engine, which is what its server is built on, sees them.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from exchange import answer_tasks, check_workload
+from vllm_engine import WARM_PROMPTS, WARM_TOKENS, EngineFolder, environment, greedy
+
+
+def main() -> None:
+    """Make the engine and answer tasks."""
+    folder = EngineFolder(__doc__)
+    # One loop for all tasks: the engine's connections belong to it.
+    loop = asyncio.new_event_loop()
+    engines: list[Any] = []
+
+    def begin() -> tuple:
+        engine = loop.run_until_complete(make_engine(folder.options()))
+        engines.append(engine)
+
+        def run(task: dict) -> dict:
+            return loop.run_until_complete(answer(engine, **task))
+
+        warm = len(WARM_PROMPTS)
+        run(
+            {"prompts": WARM_PROMPTS, "output_lens": [WARM_TOKENS] * warm, "arrivals": [0.0] * warm}
+        )
+        return run, environment()
+
+    try:
+        answer_tasks(begin)
+    finally:
+        for engine in engines:
+            engine.shutdown()
+        folder.remove()
+
+
+async def make_engine(options: dict) -> Any:
+    """Return vLLM's asynchronous engine."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options, disable_log_stats=True))
+
+
+async def answer(
+    engine: Any, prompts: list[list[int]], output_lens: list[int], arrivals: list[float]
+) -> dict:
+    """Return when each request's first and last token came, and the ids."""
+    check_workload(prompts, output_lens)
+    if len(arrivals) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts, but {len(arrivals)} arrivals.")
+    start = time.perf_counter()
+    rows = await asyncio.gather(
+        *(
+            request(engine, str(index), start, *each)
+            for index, each in enumerate(zip(prompts, output_lens, arrivals, strict=True))
+        )
+    )
+    times = [[first, last, len(ids)] for first, last, ids in rows]
+    return {"times": times, "outputs": [ids for _, _, ids in rows]}
+
+
+async def request(
+    engine: Any, name: str, start: float, prompt: list[int], output_len: int, arrival: float
+) -> tuple[float, float, list[int]]:
+    """Wait for the arrival, then return the first and the last token's second, and the ids."""
+    await asyncio.sleep(max(0.0, start + arrival - time.perf_counter()))
+    seconds, ids = [], []
+    stream = engine.generate({"prompt_token_ids": prompt}, greedy(output_len, delta=True), name)
+    async for output in stream:
+        if new := output.outputs[0].token_ids:
+            seconds.append(time.perf_counter() - start)
+            ids += new
+    return seconds[0], seconds[-1], ids
+
+
+# The engine's own process imports this file again.
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Our throughput against the number of requests and against the context.
+
+    python -m bench.scaling --model PATH [--requests 64 256 1024] [--contexts 256 1024 4096]
+        [--json FILE] [--plot FILE]
+
+Requests of one size arrive at once. In the first sweep all beyond `--max-num-seqs` wait, and what
+scheduling a step costs is timed against their number. In the second, `--rows` requests fill a
+context each, prompt and output together; their rate of decoding is that of the tokens that came
+after every prompt was computed. Outputs are short, so that a sweep takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import bar_chart, command_line, header, line_chart, scaling_report, turns
+from bench.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
+from bench.schedule_timer import ScheduleTimer, by_waiting
+from bench.workload import Workload, make_even_workload
+from pagedjax.one_line import exit_status
+
+# The rates of a sweep. While requests wait, no time is one of decoding alone.
+RATES = {
+    "requests": ("output_per_second", "all_per_second"),
+    "contexts": ("output_per_second", "all_per_second", "decoding_per_second"),
+}
+Case = dict[str, Any]
+Sweeps = dict[str, dict[int, Workload]]  # by sweep, the workload for each number on its axis
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    options = _parser().parse_args(arguments)
+    return exit_status(partial(_run, options), options.debug)
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    engine = OwnEngine(options.model, _engine_options(options), 1)
+    warmup = engine.warm_up()
+    sweeps = _workloads(options, engine.end_id)
+    runs: dict[str, Callable[[], Case]] = {
+        f"{name} {size}": partial(measure, engine, workload)
+        for name, sweep in sweeps.items()
+        for size, workload in sweep.items()
+    }
+    done = turns.take(
+        runs, options.repeats, lambda case: f"{case['output_per_second']:.1f} tokens/s"
+    )
+    result = _result(options, sweeps, done) | {"warmup": warmup}
+    print("\n".join(header.lines(result["header"]) + scaling_report.lines(result)))
+    command_line.write_json(options.json, result)
+    if options.plot is not None:
+        title = f"{options.model.name}, {options.dtype}"
+        line_chart.draw(scaling_report.panels(result), title, options.plot)
+
+
+def _result(
+    options: argparse.Namespace, sweeps: Sweeps, done: dict[str, list[Case]]
+) -> dict[str, Any]:
+    samples = [each for cases in done.values() for case in cases for each in case.pop("schedule")]
+    names = (
+        "dtype", "requests", "contexts", "prompt_tokens", "output_tokens", "rows", "max_num_seqs",
+        "max_num_batched_tokens", "repeats",
+    )  # fmt: skip
+    found: dict[str, Any] = {
+        name: [
+            _entry(size, workload, done[f"{name} {size}"], RATES[name])
+            for size, workload in sweep.items()
+        ]
+        for name, sweep in sweeps.items()
+    }
+    return {
+        "header": header.describe(),
+        "parameters": command_line.parameters(options, names),
+        **found,
+        "schedule": by_waiting(samples),
+    }
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Whatever can be refused before minutes of measuring is refused here."""
+    counts = ("prompt_tokens", "output_tokens", "rows", "max_num_seqs", "repeats")
+    command_line.check(options, counts)
+    if min(options.requests) < 1:
+        raise ValueError("--requests must be at least 1")
+    if min(options.contexts) <= options.output_tokens:
+        raise ValueError(f"--contexts must exceed --output-tokens {options.output_tokens}")
+    if options.plot is not None:
+        bar_chart.check()
+
+
+def _engine_options(options: argparse.Namespace) -> Options:
+    """An engine whose pool holds the running requests of either sweep, with a little to spare."""
+    short = options.prompt_tokens + options.output_tokens
+    longest = max(*options.contexts, short)
+    blocks = max(
+        options.max_num_seqs * -(-short // BLOCK_SIZE), options.rows * -(-longest // BLOCK_SIZE)
+    )
+    return Options(
+        options.dtype,
+        max(options.max_num_seqs, options.rows),
+        options.max_num_batched_tokens,
+        num_blocks=blocks + blocks // 16 + options.max_num_seqs,
+        max_model_len=longest + 1,
+    )
+
+
+def _workloads(options: argparse.Namespace, end_id: int) -> Sweeps:
+    output = options.output_tokens
+    return {
+        "requests": {
+            each: make_even_workload(each, options.prompt_tokens, output, end_id)
+            for each in options.requests
+        },
+        "contexts": {
+            each: make_even_workload(options.rows, each - output, output, end_id)
+            for each in options.contexts
+        },
+    }
+
+
+def measure(
+    engine: OwnEngine, workload: Workload, clock: Callable[[], float] = time.perf_counter
+) -> Case:
+    """Rates of one run in tokens a second, its statistics, and what each schedule took."""
+    engine.engine.reset_prefix_cache()
+    before = engine.engine.stats()
+    for index, (prompt, length) in enumerate(
+        zip(workload.prompts, workload.output_lens, strict=True)
+    ):
+        engine.engine.add_request(str(index), prompt, greedy(length))
+    came: list[float] = []  # for every output token, the second at which it was there
+    begun: set[str] = set()
+    all_begun, start = 0.0, clock()
+    with ScheduleTimer(engine.engine) as timer:
+        while engine.engine.has_unfinished_requests():
+            outputs = engine.engine.step()
+            now = clock() - start
+            came += [now] * sum(len(each.outputs[0].delta_token_ids) for each in outputs)
+            if new := {each.request_id for each in outputs} - begun:
+                begun |= new
+                all_begun = now
+    return {
+        **rates(came, all_begun, workload.num_prompt_tokens),
+        **stats_between(before, engine.engine.stats()),
+        "schedule": timer.samples,
+    }
+
+
+def rates(came: Sequence[float], all_begun: float, num_prompt_tokens: int) -> dict[str, Any]:
+    """Tokens a second: of outputs; of prompts and outputs; and of the outputs that came after all
+    requests had begun theirs, None if there are none.
+    """
+    end, late = came[-1], [each for each in came if each > all_begun]
+    return {
+        "seconds": round(end, 4),
+        "output_per_second": round(len(came) / end, 2),
+        "all_per_second": round((num_prompt_tokens + len(came)) / end, 2),
+        "decoding_per_second": round(len(late) / (end - all_begun), 2) if late else None,
+    }
+
+
+def _entry(
+    size: int, workload: Workload, cases: Sequence[Case], names: Sequence[str]
+) -> dict[str, Any]:
+    medians = {
+        name: statistics.median(case[name] for case in cases)
+        for name in names
+        if cases[0][name] is not None
+    }
+    return {
+        "size": size,
+        "requests": len(workload.prompts),
+        "tokens_each": len(workload.prompts[0]) + workload.output_lens[0],
+        "rates": medians,
+        "repeats": list(cases),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scaling", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="folder or .gguf file")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--requests", type=int, nargs="+", default=[64, 256, 1024])
+    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096])
+    add("--prompt-tokens", type=int, default=64, help="of a request in the first sweep")
+    add("--output-tokens", type=int, default=16, help="of every request")
+    add("--rows", type=int, default=8, help="requests of the second sweep")
+    add("--max-num-seqs", type=int, default=64)
+    add("--max-num-batched-tokens", type=int)
+    add("--repeats", type=int, default=1)
+    add("--json", type=Path, help="write everything that was measured")
+    add("--plot", type=Path, help="draw it (needs matplotlib)")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
