@@ -1,4 +1,5 @@
-"""The seam between models and kernels: writes keys and values, then attends, over the mesh.
+"""The seam between models and kernels: rotates, writes keys and values, then attends, over the
+mesh.
 
 Which implementation runs is decided here, when the step is traced.
 """
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pagedjax.kv_cache import POOL_SPEC, KVCache
+from pagedjax.layers import apply_rope
 from pallas_kernels import xla
 from pallas_kernels.tiles import Device, device_of
 
@@ -25,23 +27,25 @@ MOSAIC_WIDTHS = (64, 128, 256)
 
 
 class Kernels(NamedTuple):
-    """The attention ops of one implementation; all write through `xla`."""
+    """The attention ops of one implementation; see `pallas_kernels.reference`."""
 
+    rope_write: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
     paged_decode: Callable[..., jax.Array]
     paged_prefill: Callable[..., jax.Array]
 
 
 def _xla(_: Device) -> Kernels:
-    return Kernels(xla.paged_decode, xla.paged_prefill)
+    return Kernels(_rope_write, xla.paged_decode, xla.paged_prefill)
 
 
 def _pallas(device: Device, interpret: bool = False) -> Kernels:
     # Imported where they are asked for: Pallas' GPU backends are of no use on a CPU, and slow to
     # import.
-    from pallas_kernels import triton_decode, triton_prefill
+    from pallas_kernels import triton_decode, triton_prefill, triton_rope_write
 
     options: dict[str, Any] = {"device": device, "interpret": interpret}
     return Kernels(
+        partial(triton_rope_write.rope_write, interpret=interpret),
         partial(triton_decode.paged_decode, **options),
         partial(triton_prefill.paged_prefill, **options),
     )
@@ -50,7 +54,7 @@ def _pallas(device: Device, interpret: bool = False) -> Kernels:
 def _pallas_mosaic(device: Device) -> Kernels:
     from pallas_kernels import mosaic_decode
 
-    return Kernels(mosaic_decode.paged_decode, _pallas(device).paged_prefill)
+    return _pallas(device)._replace(paged_decode=mosaic_decode.paged_decode)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Device], Kernels]] = {
@@ -131,76 +135,92 @@ def _compute_capability(device: jax.Device) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def write_and_attend(
-    q: jax.Array,  # [S, K, G, D]
-    k: jax.Array,  # [S, K, D]
-    v: jax.Array,  # [S, K, D]
+def rotate_write_attend(
+    qkv: jax.Array,  # [A, S, K, G + 2, D] float32: G queries, a key and a value of each kv head
+    rotation: tuple[jax.Array, jax.Array],  # cos, sin [S, D / 2]
     cache: KVCache,
     layer: jax.Array,  # scalar
     inputs: AttentionInputs,
+    dtype: Any,  # of queries, keys, values and output
     *,
     implementation: str,
     mesh: Mesh,
 ) -> tuple[jax.Array, KVCache]:  # [S, K, G, D]
     """Write the keys and values of the step's tokens, then let each attend to its context.
 
+    qkv: parts of a product, of which the sum over A counts (`layer_ops.LayerOps`).
+
     Runs in `shard_map` over `tp`: each device has its kv heads' pages, and needs no other's.
     """
-    heads, device = P(None, "tp"), device_of(mesh.devices.flat[0])
+    kernels = IMPLEMENTATIONS[implementation](device_of(mesh.devices.flat[0]))
     run = jax.shard_map(
-        partial(_on_one_device, kernels=IMPLEMENTATIONS[implementation](device)),
+        partial(_on_one_device, dtype=dtype, kernels=kernels),
         mesh=mesh,
-        in_specs=(heads, heads, heads, POOL_SPEC, P(), P()),
-        out_specs=(heads, POOL_SPEC),
+        in_specs=(P(None, None, "tp"), P(), POOL_SPEC, P(), P()),
+        out_specs=(P(None, "tp"), POOL_SPEC),
         check_vma=False,
     )
-    return run(q, k, v, cache, layer, inputs)
+    return run(qkv, rotation, cache, layer, inputs)
 
 
 def _on_one_device(
-    q: jax.Array,  # [S, K, G, D], K being this device's share from here on
-    k: jax.Array,
-    v: jax.Array,
+    qkv: jax.Array,  # [A, S, K, G + 2, D], K being this device's share from here on
+    rotation: tuple[jax.Array, jax.Array],
     cache: KVCache,
     layer: jax.Array,
     inputs: AttentionInputs,
     *,
+    dtype: Any,
     kernels: Kernels,
 ) -> tuple[jax.Array, KVCache]:
-    cache = _write(k, v, cache, layer, inputs)
-    pools = (cache.k, cache.v, layer)
+    pools = [cache.k, cache.v]
+    if cache.k_scales is not None and cache.v_scales is not None:
+        pools += [cache.k_scales, cache.v_scales]
+    at = (layer, inputs.write_blocks, inputs.write_offsets)
+    q, written = kernels.rope_write(qkv, *rotation, tuple(pools), *at, dtype=dtype)
+    cache = KVCache(*written)
     options = {
         "scale": q.shape[-1] ** -0.5, "k_scales": cache.k_scales, "v_scales": cache.v_scales,
     }  # fmt: skip
     flat = q.reshape(q.shape[0], -1, q.shape[-1])  # [S, H, D]
     decodes = inputs.decode_lens.shape[0]
-    parts = []
+    read, parts = (cache.k, cache.v, layer), []
     if decodes:
         parts.append(
             kernels.paged_decode(
-                flat[:decodes], *pools, inputs.decode_tables, inputs.decode_lens, **options
+                flat[:decodes], *read, inputs.decode_tables, inputs.decode_lens, **options
             )
         )
     if flat.shape[0] > decodes:
         parts.append(
             kernels.paged_prefill(
-                flat[decodes:], *pools, inputs.tables, inputs.context_lens, inputs.query_starts,
+                flat[decodes:], *read, inputs.tables, inputs.context_lens, inputs.query_starts,
                 **options,
             )
         )  # fmt: skip
     return jnp.concatenate(parts).reshape(q.shape), cache
 
 
-def _write(
-    k: jax.Array,  # [S, K, D]
-    v: jax.Array,  # [S, K, D]
-    cache: KVCache,
+def _rope_write(
+    qkv: jax.Array,  # [A, S, K, G + 2, D]
+    cos: jax.Array,  # [S, D / 2]
+    sin: jax.Array,  # [S, D / 2]
+    pools: tuple[jax.Array, ...],
     layer: jax.Array,
-    inputs: AttentionInputs,
-) -> KVCache:
-    at = (layer, inputs.write_blocks, inputs.write_offsets)
-    if cache.k_scales is None or cache.v_scales is None:
-        return KVCache(k=xla.write_kv(cache.k, *at, k), v=xla.write_kv(cache.v, *at, v))
-    k_pool, k_scales = xla.write_quantised(cache.k, cache.k_scales, *at, k)
-    v_pool, v_scales = xla.write_quantised(cache.v, cache.v_scales, *at, v)
-    return KVCache(k_pool, v_pool, k_scales, v_scales)
+    blocks: jax.Array,  # [S]
+    offsets: jax.Array,  # [S]
+    *,
+    dtype: Any,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """`reference.rope_write` in plain XLA."""
+    qkv = qkv.sum(axis=0)
+    heads = qkv[:, :, :-1]  # a value has no position
+    flat = heads.reshape(heads.shape[0], -1, heads.shape[-1])
+    rotated = apply_rope(flat, cos, sin).reshape(heads.shape).astype(dtype)
+    k, v, at = rotated[:, :, -1], qkv[:, :, -1].astype(dtype), (layer, blocks, offsets)
+    if len(pools) == 2:
+        written = [xla.write_kv(pool, *at, each) for pool, each in zip(pools, (k, v), strict=True)]
+        return rotated[:, :, :-1], tuple(written)
+    k_pool, k_scales = xla.write_quantised(pools[0], pools[2], *at, k)
+    v_pool, v_scales = xla.write_quantised(pools[1], pools[3], *at, v)
+    return rotated[:, :, :-1], (k_pool, v_pool, k_scales, v_scales)

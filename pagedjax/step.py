@@ -19,11 +19,12 @@ from jax import lax
 from jax.sharding import Mesh
 
 from pagedjax import models, sampler
-from pagedjax.attention import AttentionInputs, write_and_attend
+from pagedjax.attention import AttentionInputs
 from pagedjax.batch import StepBatch
 from pagedjax.config import ModelConfig
 from pagedjax.hooks import LogitsContext, LogitsProcessor
 from pagedjax.kv_cache import KVCache, make_cache
+from pagedjax.layer_ops import layer_ops
 from pagedjax.logprobs import TokenLogprobs, token_logprobs
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
@@ -127,9 +128,9 @@ def forward(
     decode_positions = take(state.lengths, batch.decode_slots)
     tokens = jnp.concatenate([take(state.tokens, batch.decode_slots), batch.tokens])
     positions = jnp.concatenate([decode_positions, batch.positions])
-    attend = partial(write_and_attend, implementation=config.implementation, mesh=config.mesh)
+    ops = layer_ops(config.implementation, config.mesh)
     hidden, cache = models.family(config.model.model_type).forward(
-        config.model, params, tokens, positions, state.cache, attend,
+        config.model, params, tokens, positions, state.cache, ops,
         _attention_inputs(state, batch, decode_positions),
     )  # fmt: skip
     lengths = state.lengths.at[batch.decode_slots].set(decode_positions + 1, mode="drop")

@@ -167,7 +167,7 @@ def compile_for(
         compiled = lowered.compile(compiler_options=options)
         seconds = time.perf_counter() - start
         hlo, schedule = compiled.as_text() or "", tuple(schedule_of(Path(dumps)))
-        wanted = kernels or "|".join(rf"{name}(_\d+)?" for name in CUSTOM_KERNEL.findall(hlo))
+        wanted = kernels or "|".join(rf"{name}(_+\d+)?" for name in CUSTOM_KERNEL.findall(hlo))
         found = [*kernels_of(Path(dumps), wanted, schedule), *mosaic_kernels()]
     memory = compiled.memory_analysis()
     assert memory is not None, "the plugin does not say what memory a program needs"

@@ -103,7 +103,15 @@ class Report:
         up.
         """
         names = (each.name for each in self.schedule if each.in_loop == in_loops)
-        return Counter(re.sub(r"_\d+(?=$|_remat)", "", name) for name in names)
+        return Counter(re.sub(r"_+\d+(?=$|_remat)", "", name) for name in names)
+
+    def launched_products(self) -> int:
+        """How many of the launches outside loops are matrix products, XLA's own or a library's."""
+        return sum(
+            PRODUCT.search(f"{each.kind} {each.name}") is not None
+            for each in self.schedule
+            if not each.in_loop
+        )
 
 
 SHAPE = re.compile(r"\b([a-z]+\d+(?:e\d\w*)?|pred)\[([\d,]*)\]")
@@ -115,6 +123,8 @@ KERNEL_THUNK = re.compile(
     r"shared_memory: (?P<shared>\d+) bytes"
 )
 NOT_LAUNCHED = re.compile(r"While|Conditional|Sequential|Async\w*|DynamicSliceFusion|\w*Done")
+# Fusions around a product, by name, and calls of a library, by kind.
+PRODUCT = re.compile("gemm_fusion|Gemm|Cublas")
 CUSTOM_KERNEL = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*? name = "(\w+)"')
 # A launch in Mosaic's dump. Its sizes are constants, which MLIR names by their value: `%c128`.
 MOSAIC_LAUNCH = re.compile(

@@ -148,6 +148,12 @@ def scratch_spec() -> pl.BlockSpec:
     return pl.BlockSpec(memory_space=pl.ANY)
 
 
+def sum_of_parts(ref: Any, index: tuple[Any, ...], mask: jax.Array) -> jax.Array:
+    """What `ref[:, *index]` adds up to, in order. The first axis holds parts of a product."""
+    parts = [plt.load(ref.at[part, *index], mask=mask, other=0.0) for part in range(ref.shape[0])]
+    return sum(parts[1:], parts[0])
+
+
 def check_call(
     q: jax.Array,  # [.., H, D]
     k_pool: jax.Array,

@@ -84,6 +84,49 @@ def paged_decode(
     )
 
 
+def rope_write(
+    qkv: np.ndarray,  # [A, S, K, G + 2, D]: G queries, a key and a value of each kv head
+    cos: np.ndarray,  # [S, D / 2]
+    sin: np.ndarray,  # [S, D / 2]
+    pools: tuple[np.ndarray, ...],  # k and v [L, N, K, T, D], then scales [L, N, K, T] if one-byte
+    layer: int,
+    blocks: np.ndarray,  # [S]
+    offsets: np.ndarray,  # [S]
+    *,
+    dtype: Any,
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:  # [S, K, G, D], pools
+    """Rotate queries and keys by pairs (i, i + D / 2), round to `dtype`, write keys and values.
+
+    The sum over A is what is rotated and written. Returns the queries and copies of the pools; see
+    `write_kv` and `write_quantised`.
+    """
+    half, qkv = qkv.shape[-1] // 2, qkv.sum(axis=0)
+    low, high = qkv[..., :half], qkv[..., half:]
+    cos, sin = cos[:, None, None], sin[:, None, None]
+    rotated = np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    k, v = rotated[:, :, -2].astype(dtype), qkv[:, :, -1].astype(dtype)
+    at, written = (layer, blocks, offsets), [*pools]
+    for index, values in enumerate((k, v)):
+        if len(pools) == 2:
+            written[index] = write_kv(pools[index], *at, values)
+        else:
+            both = write_quantised(pools[index], pools[2 + index], *at, values)
+            written[index], written[2 + index] = both
+    return rotated[:, :, :-2].astype(dtype), tuple(written)
+
+
+def add_norm(
+    x: np.ndarray,  # [S, E]
+    added: np.ndarray,  # [A, S, E]
+    weight: np.ndarray,  # [E]
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray]:  # [S, E] float32, [S, E] in the weight's dtype
+    """x and all that is added, and the root mean square norm of the sum (arXiv 1910.07467)."""
+    total = (x + added.sum(axis=0)).astype(np.float32)
+    mean = (total.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
+    return total, (total / np.sqrt(mean + eps) * weight.astype(np.float64)).astype(weight.dtype)
+
+
 def write_kv(
     pool: np.ndarray,  # [L, N, K, T, D]
     layer: int,

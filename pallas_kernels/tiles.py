@@ -21,6 +21,11 @@ TUNED = Path(__file__).parent / "tuned"
 PROGRAMS_PER_CORE = 2  # at least: with fewer, SMs idle while the last programs run
 MIN_SPLIT_TOKENS = 256  # a shorter split costs more in partial results than it gains
 MAX_SPLITS = 64
+# XLA's tiles of a product, at which it counts whether all SMs have one, and how it decides to sum
+# parts of it in a launch of its own. With so many more than SMs it leaves the product alone.
+PRODUCT_TILE = (64, 128)
+TILES_PER_CORE = 1.25
+MIN_SPLIT_INPUTS, INPUTS_ALIGNED = 512, 64
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,24 @@ def choose_splits(programs: int, context: int, cores: int) -> int:
         programs * splits < PROGRAMS_PER_CORE * cores
         and splits < MAX_SPLITS
         and context // (2 * splits) >= MIN_SPLIT_TOKENS
+    ):
+        splits *= 2
+    return splits
+
+
+def product_splits(
+    rows: int,
+    outputs: int,
+    inputs: int,
+    cores: int,
+) -> int:
+    """Parts of a product whose sums the reader takes, so that few rows still fill the SMs."""
+    tiles = -(-rows // PRODUCT_TILE[0]) * -(-outputs // PRODUCT_TILE[1])
+    splits = 1
+    while (
+        splits * tiles < TILES_PER_CORE * cores
+        and inputs // (2 * splits) >= MIN_SPLIT_INPUTS
+        and inputs % (2 * splits * INPUTS_ALIGNED) == 0
     ):
         splits *= 2
     return splits

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,41 +18,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
-from pagedjax.batch import StepBatch
-from pagedjax.config import ModelConfig, RopeScaling
-from pagedjax.kv_cache import POOL_SPEC, KVCache, pool_shape
-from pagedjax.models import llama
-from pagedjax.params import build_tree
-from pagedjax.step import EngineState, StepConfig, forward
-from pallas_kernels import aot, mosaic_decode, tiles, triton_decode, triton_prefill, xla
+from bench.llama_step import MODEL, POOL, POOL_BYTES, TABLE_WIDTH, Program, bfloat16, int32, step
+from pallas_kernels import (
+    aot,
+    mosaic_decode,
+    tiles,
+    triton_add_norm,
+    triton_decode,
+    triton_prefill,
+    triton_rope_write,
+    xla,
+)  # fmt: skip
 from tests.kernel_cases import KV_HEADS, ONE_BYTE, KernelCase, compiled_cases
 
 MIB = 1 << 20
 LARGE_COPY = 16 * MIB
-
-# LLaMA-3-8B with a pool of 20 GiB each for keys and values, of 32 layers whatever is compiled.
-MODEL = ModelConfig(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
-    num_kv_heads=8, head_dim=128, max_position_embeddings=8192, rope=RopeScaling(theta=500_000.0),
-)  # fmt: skip
-BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH, SLOTS = 16, 20480, 512, 64
-POOL_BYTES = 20 << 30
-
-bfloat16 = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-POOL = bfloat16(pool_shape(MODEL, NUM_BLOCKS, BLOCK_SIZE))
-
-
-@dataclass(frozen=True)
-class Program:
-    """What `aot.compile_for` takes."""
-
-    fn: Callable[..., Any]
-    avals: tuple[Any, ...]
-    donate: int | tuple[int, ...] = ()
-    shardings: Any = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +45,7 @@ class Case:
     aliased: bytes that it must update in place.
     kernels: names of all its Pallas kernels.
     launches: that it may make outside loops, per layer, what comes before and after included.
+    besides: of those, how many may be something else than matrix products.
     exchanges: {(operation, data type, shape): how often}, all that devices may exchange.
     halves: the products of its kernels have 16-bit operands, which tensor cores take.
     """
@@ -77,6 +59,7 @@ class Case:
     kernels: tuple[str, ...] = ()
     layers: int = 1
     launches: int = 100
+    besides: int = 100
     exchanges: Mapping[tuple[str, str, tuple[int, ...]], int] = field(default_factory=dict)
     halves: bool = True
 
@@ -116,78 +99,70 @@ def _written(tokens: int) -> tuple[Any, ...]:
     return POOL, POOL, int32(()), int32((tokens,)), int32((tokens,)), values, values
 
 
-def step(
-    implementation: str, decode_rows: int, tokens: int, layers: int
-) -> Callable[[Mesh], Program]:
-    """The engine's forward program, with the shapes that `batch.Packer` makes."""
-
-    def build(mesh: Mesh) -> Program:
-        config = replace(MODEL, num_layers=layers)
-        rules = llama.param_rules(config)
-        params = build_tree({rule.path: bfloat16(rule.shape) for rule in rules})
-        state = EngineState(KVCache(POOL, POOL), int32((SLOTS,)), int32((SLOTS,)))
-        chunks = min(SLOTS, tokens)
-        batch = StepBatch(
-            decode_slots=int32((decode_rows,)),
-            decode_tables=int32((decode_rows, TABLE_WIDTH)),
-            tokens=int32((tokens,)),
-            positions=int32((tokens,)),
-            query_starts=int32((chunks + 1,)),
-            context_lens=int32((chunks,)),
-            tables=int32((chunks, TABLE_WIDTH)),
-            logit_rows=int32((decode_rows,)),
-            logit_slots=int32((decode_rows,)),
-        )
-        specs = (
-            build_tree({rule.path: rule.spec for rule in rules}),
-            EngineState(KVCache(POOL_SPEC, POOL_SPEC), P(), P()),
-            P(),
-        )
-        run = partial(forward, StepConfig(config, mesh, implementation))
-        return Program(run, (params, state, batch), donate=1, shardings=specs)
-
-    return build
-
-
 def kernels_op(case: KernelCase) -> Callable[[Mesh], Program]:
-    """Both Triton kernels in one configuration, on a pool that takes 64-bit offsets."""
+    """The Triton kernels of attention in one configuration, on a pool that takes 64-bit offsets.
+
+    One row's rotation and write come before its decode, as in a step.
+    """
     stored = {"fp8": "uint8"}.get(case.pool, case.pool)
     layers, rows, tokens, table = 32, 16, 256, 4096 // case.size
     blocks = 2**33 // (layers * KV_HEADS * case.size * case.width)
     pool = jax.ShapeDtypeStruct((layers, blocks, KV_HEADS, case.size, case.width), stored)
     scales = jax.ShapeDtypeStruct(pool.shape[:-1], jnp.bfloat16)
-    heads = KV_HEADS * case.group
+    pools = [pool, pool, *([scales] * 2 if case.pool in ONE_BYTE else [])]
 
     def build(mesh: Mesh) -> Program:
         device = tiles.device_of(mesh.devices.flat[0])
 
-        def run(decode_q, prefill_q, k_pool, v_pool, layer, tables, lens, starts, *pair):
-            options = dict(zip(("k_scales", "v_scales"), pair, strict=False)) | case.options
-            pools = (k_pool, v_pool, layer, tables, lens)
+        def run(pools, layer, qkv, cos, sin, blocks, offsets, prefill_q, tables, lens, starts):
+            decode_q, pools = triton_rope_write.rope_write(
+                qkv, cos, sin, pools, layer, blocks, offsets, dtype=case.dtype
+            )
+            pair = dict(zip(("k_scales", "v_scales"), pools[2:], strict=False))
+            read = (*pools[:2], layer, tables, lens)
             one = triton_decode.paged_decode(
-                decode_q, *pools, **options, tiles=case.tiles(device), device=device,
+                decode_q.reshape(rows, -1, case.width), *read, **pair, **case.options,
+                tiles=case.tiles(device), device=device,
                 fixed_split_tokens=case.decode_options()["fixed_split_tokens"],
             )  # fmt: skip
-            return one, triton_prefill.paged_prefill(
-                prefill_q, *pools, starts, **options, device=device
+            return (
+                pools,
+                one,
+                triton_prefill.paged_prefill(
+                    prefill_q, *read, starts, **pair, **case.options, device=device
+                ),
             )
 
-        queries = [
-            jax.ShapeDtypeStruct((count, heads, case.width), case.dtype) for count in (rows, tokens)
-        ]
-        numbers = [int32(shape) for shape in ((), (rows, table), (rows,), (rows + 1,))]
-        extra = [scales] * 2 if case.pool in ONE_BYTE else []
-        return Program(run, (*queries, pool, pool, *numbers, *extra))
+        shapes = [(4, rows, KV_HEADS, case.group + 2, case.width), *[(rows, case.width // 2)] * 2]
+        floats = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        prefill_q = jax.ShapeDtypeStruct((tokens, KV_HEADS * case.group, case.width), case.dtype)
+        written, *batch = (int32(shape) for shape in ((rows,), (rows, table), (rows,), (rows + 1,)))
+        avals = (tuple(pools), int32(()), *floats, written, written, prefill_q, *batch)
+        return Program(run, avals, donate=0)
 
     return build
+
+
+def add_norms(_: Mesh) -> Program:
+    """The kernel at several hidden sizes, in both of the data types that it may return."""
+    shapes = [(576, jnp.float32), (4096, jnp.float32), (5120, jnp.bfloat16), (16384, jnp.bfloat16)]
+
+    def run(*each):
+        return [triton_add_norm.add_norm(*given, 1e-5) for given in each]
+
+    float32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    return Program(run, tuple(
+        (float32((16, width)), float32((8, 16, width)), jax.ShapeDtypeStruct((width,), dtype))
+        for width, dtype in shapes
+    ))  # fmt: skip
 
 
 def kernel_case(case: KernelCase) -> Case:
     """The expectations on `kernels_op`."""
     join = () if case.splits == "one" else ("paged_decode_join",)
     return Case(
-        str(case), kernels_op(case), (20 if case.splits == "fixed" else 4) * MIB,
-        kernels=("paged_decode", "paged_prefill", *join), launches=8,
+        str(case), kernels_op(case), (20 if case.splits == "fixed" else 4) * MIB, 2**33,
+        kernels=("rope_write", "paged_decode", "paged_prefill", *join), launches=8,
         halves=case.dtype == "bfloat16",
     )  # fmt: skip
 
@@ -201,12 +176,15 @@ def mosaic_op(_: Mesh) -> Program:
 
 H200 = ("h200",)  # of cases that say nothing new on another GPU
 POOLS = 2 * POOL_BYTES
-DECODE = ("paged_decode", "paged_decode_join")
+BETWEEN = ("rope_write", "add_norm")  # the kernels between products
+DECODE = (*BETWEEN, "paged_decode", "paged_decode_join")
 HIDDEN = MODEL.hidden_size
 
 # Registers a thread, and bytes of shared memory a block, that a kernel may use: two blocks of any
 # Triton kernel fit an SM of an H200.
 REGISTERS = {
+    "rope_write": 80,
+    "add_norm": 128,
     "paged_decode": 200,
     "paged_decode_join": 128,
     "paged_prefill": 255,
@@ -229,12 +207,15 @@ CASES = [
     Case("xla prefill", prefill_op(xla.paged_prefill, 8, 512), 32 * MIB, POOLS, launches=14),
     Case("xla step, 2 layers", step("xla", 32, 0, 2), 32 * MIB, POOLS, layers=2, launches=22),
     Case("xla step, tp 4", step("xla", 32, 0, 2), 32 * MIB, **tp4(32, 2), launches=24),
-    Case("pallas step", step("pallas", 32, 0, 32), 16 * MIB, POOLS, H200, layers=32, launches=16,
-         kernels=DECODE),
-    Case("pallas step, 2 layers", step("pallas", 16, 0, 2), 16 * MIB, POOLS, layers=2, launches=22,
-         kernels=DECODE),
+    Case("pallas step", step("pallas", 32, 0, 32), 16 * MIB, POOLS, H200, layers=32, launches=11,
+         besides=7, kernels=DECODE),
+    Case("pallas step, 128 rows", step("pallas", 128, 0, 12), 32 * MIB, POOLS, layers=12,
+         launches=10, besides=6, kernels=(*BETWEEN, "paged_decode")),
+    Case("pallas step, 16 rows", step("pallas", 16, 0, 12), 16 * MIB, POOLS, layers=12,
+         launches=11, besides=7, kernels=DECODE),
     Case("pallas mixed step", step("pallas", 16, 512, 2), 128 * MIB, POOLS, layers=2, launches=28,
          kernels=(*DECODE, "paged_prefill")),
+    Case("add_norm", add_norms, MIB, kernels=("add_norm",), launches=4),
     Case("pallas step, tp 4", step("pallas", 32, 0, 2), 32 * MIB, **tp4(32, 2), launches=24,
          kernels=DECODE),
     Case("pallas mixed step, tp 4", step("pallas", 32, 512, 2), 64 * MIB, **tp4(544, 2),
@@ -280,6 +261,7 @@ def summary(report: aot.Report) -> dict[str, Any]:
         "copies": report.copies(LARGE_COPY),
         "collectives": report.collectives(),
         "launches": report.launches(),
+        "products": report.launched_products(),
         "launches_in_loops": report.launches(in_loops=True),
         "kernels": kernels,
         "seconds": report.seconds,

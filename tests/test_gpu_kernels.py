@@ -11,9 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import mosaic_decode, reference, tiles, triton_decode, triton_prefill, xla
+from pallas_kernels import (
+    mosaic_decode,
+    reference,
+    tiles,
+    triton_add_norm,
+    triton_decode,
+    triton_prefill,
+    triton_rope_write,
+    xla,
+)
 from pallas_kernels.formats import SCALE_DTYPE
 from tests.kernel_cases import TOLERANCE, KernelCase, decode_cases, prefill_cases
+from tests.layer_cases import CASES, check_add_norm, check_rope_write
 from tests.paged_pools import problem, queries, starts
 
 pytestmark = pytest.mark.gpu
@@ -120,3 +130,20 @@ def test_a_prompt_of_many_tiles():
     wanted = reference.paged_prefill(*arguments, scale=0.09)
     options = {"scale": 0.09, "device": described()}
     assert_right(triton_prefill.paged_prefill, arguments, options, wanted, "bfloat16")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_triton_rope_write(case):
+    def run(*given, dtype):
+        kernel = jax.jit(partial(triton_rope_write.rope_write, dtype=dtype), donate_argnums=3)
+        return jax.tree.map(np.array, kernel(*jax.tree.map(jnp.asarray, given)))
+
+    check_rope_write(run, case)
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [8, 576, 4096, 16384])
+def test_triton_add_norm(width, dtype, parts):
+    run = jax.jit(partial(triton_add_norm.add_norm, eps=1e-5))
+    check_add_norm(lambda *given: map(np.asarray, run(*given)), width, dtype, parts)

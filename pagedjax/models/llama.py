@@ -10,7 +10,7 @@ for them and no `head` where embeddings are tied.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,9 @@ from jax.sharding import PartitionSpec as P
 from pagedjax.attention import AttentionInputs
 from pagedjax.config import ModelConfig
 from pagedjax.kv_cache import KVCache
-from pagedjax.layers import apply_rope, linear, rms_norm, rope_frequencies, rope_tables, swiglu
+from pagedjax.layer_ops import LayerOps
+from pagedjax.layers import linear, rms_norm, rope_frequencies, rope_tables, swiglu
 from pagedjax.params import ParamRule, Params
-
-# (q [S,K,G,D], k [S,K,D], v [S,K,D], cache, layer, inputs) -> (out [S,K,G,D], cache)
-Attend = Callable[..., tuple[jax.Array, KVCache]]
 
 # Buffers that some checkpoints carry and that are recomputed from the config.
 SKIPPED_SOURCES = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rope\.freqs)$")
@@ -136,7 +134,7 @@ def forward(
     tokens: jax.Array,  # [S]
     positions: jax.Array,  # [S]
     cache: KVCache,
-    attend: Attend,
+    ops: LayerOps,
     inputs: AttentionInputs,
 ) -> tuple[jax.Array, KVCache]:  # [S, E] float32
     """All layers: hidden states before the last norm, and the cache with the tokens' keys.
@@ -146,12 +144,13 @@ def forward(
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
     rotation = rope_tables(positions, frequencies)
-    layer = jax.jit(partial(_layer, config, attend))
+    layer = jax.jit(partial(_layer, config, ops))
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)
+    parts = None  # of the product before, to be added to x
     for index, weights in enumerate(params["layers"]):
-        x, cache = layer(weights, x, cache, jnp.int32(index), rotation, inputs)
-    return x, cache
+        x, parts, cache = layer(weights, x, parts, cache, jnp.int32(index), rotation, inputs)
+    return (x if parts is None else x + parts.sum(axis=0)), cache
 
 
 def logits(
@@ -167,33 +166,27 @@ def logits(
 
 def _layer(
     config: ModelConfig,
-    attend: Attend,
+    ops: LayerOps,
     weights: dict[str, jax.Array],
     x: jax.Array,  # [S, E]
+    parts: jax.Array | None,  # [A, S, E]
     cache: KVCache,
     index: jax.Array,  # scalar
     rotation: tuple[jax.Array, jax.Array],
     inputs: AttentionInputs,
-) -> tuple[jax.Array, KVCache]:
-    group = config.group_size
+) -> tuple[jax.Array, jax.Array, KVCache]:
+    """One layer of a residual stream that is the sum of x and the parts of the last product.
+
+    So each sum comes together with the norm after it, and one kernel can do both.
+    """
+    norm = partial(ops.add_norm, eps=config.rms_norm_eps)
     with jax.named_scope("attention"):
-        normed = rms_norm(x, weights["attn_norm"], config.rms_norm_eps)
-        qkv = linear(normed, weights["qkv"], weights.get("qkv_bias"))  # [S, K, G + 2, D]
-        rotated = _rotate(qkv[:, :, : group + 1], rotation).astype(normed.dtype)
-        q, k = rotated[:, :, :group], rotated[:, :, group]
-        v = qkv[:, :, group + 1].astype(normed.dtype)
-        out, cache = attend(q, k, v, cache, index, inputs)  # [S, K, G, D]
-        x = x + linear(out, weights["o"], weights.get("o_bias"))
+        x, normed = norm(x, parts, weights["attn_norm"])
+        qkv = ops.product(normed, weights["qkv"], weights.get("qkv_bias"))  # [A, S, K, G + 2, D]
+        out, cache = ops.attend(qkv, rotation, cache, index, inputs, normed.dtype)  # [S, K, G, D]
+        parts = ops.product(out, weights["o"], weights.get("o_bias"))
     with jax.named_scope("mlp"):
-        normed = rms_norm(x, weights["mlp_norm"], config.rms_norm_eps)
+        x, normed = norm(x, parts, weights["mlp_norm"])
         gate_up = linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
-        x = x + linear(swiglu(gate_up), weights["down"], weights.get("down_bias"))
-    return x, cache
-
-
-def _rotate(
-    heads: jax.Array,  # [S, K, G + 1, D]
-    rotation: tuple[jax.Array, jax.Array],
-) -> jax.Array:
-    flat = heads.reshape(heads.shape[0], -1, heads.shape[-1])
-    return apply_rope(flat, *rotation).reshape(heads.shape)
+        parts = ops.product(swiglu(gate_up), weights["down"], weights.get("down_bias"))
+    return x, parts, cache
