@@ -57,17 +57,22 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which shapes exist. Steps without chunks have finer row buckets than mixed ones."""
+    """Which shapes exist. Steps without chunks have finer row buckets than mixed ones.
+
+    least_rows: of every shape. At least 2, since XLA's products on CPU are neither fast in
+    bfloat16 nor bit-equal to the others' for a single row.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    least_rows: int = 2
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
-        """2, 8, 16, 32, 48, 64, 96, 128, ...; at least 2, since XLA's products on CPU are neither
-        fast in bfloat16 nor bit-equal to the others' for a single row."""
+        """2, 8, 16, 32, 48, 64, 96, 128, ... from `least_rows` up."""
         fine = [2, 8, 16, *(32 << n for n in range(20)), *(48 << n for n in range(20))]
-        return _up_to(sorted(fine), max(2, self.max_num_seqs))
+        enough = [rows for rows in sorted(fine) if rows >= self.least_rows]
+        return _up_to(enough, max(self.least_rows, self.max_num_seqs))
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -82,7 +87,8 @@ class Buckets:
     @property
     def mixed_rows(self) -> tuple[int, ...]:
         """Decode rows of a step with chunks; its logit rows are as many."""
-        return _up_to([FEW_ROWS], max(2, self.max_num_seqs))
+        few = max(FEW_ROWS, self.least_rows)
+        return _up_to([few], max(self.least_rows, self.max_num_seqs))
 
     def shapes(self) -> list[Shape]:
         """Every shape that `fit` can return."""

@@ -158,6 +158,9 @@ class EngineConfig:
     `logits_processor(logits [B, V], context) -> logits` is a JAX function of the user's, traced
     into the step (see `hooks.LogitsContext`); `extra` names the arrays that it finds in
     `context.extra`, with the default of requests without `SamplingParams.extra`.
+    `batch_invariant`: a request's tokens and log probabilities are the same bits alone and among
+    any others, with and without prefix hits and preemption; it needs attention="xla", the
+    choice of "auto" then.
     """
 
     max_model_len: int | None = None
@@ -178,6 +181,7 @@ class EngineConfig:
     logprobs_mode: str = "raw"
     logits_processor: Callable[..., Any] | None = None
     extra: Mapping[str, Any] | None = field(default=None, compare=False)
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         _positive_int("block_size", self.block_size)
@@ -202,6 +206,13 @@ class EngineConfig:
             raise ValueError(f"logits_processor={self.logits_processor!r} must be callable or None")
         if self.extra and self.logits_processor is None:
             raise ValueError("extra is only read by a logits_processor, and there is none")
+        if not isinstance(self.batch_invariant, bool):
+            raise ValueError(f"batch_invariant={self.batch_invariant!r} must be True or False")
+        if self.batch_invariant and self.attention not in ("auto", "xla"):
+            raise ValueError(
+                f"batch_invariant=True with attention={self.attention!r}: the kernels for decode "
+                "and for prefill round differently; supported: 'xla'"
+            )
         if self.steps_in_flight not in (0, 1):
             raise ValueError(f"steps_in_flight={self.steps_in_flight} must be 0 or 1")
 

@@ -234,7 +234,7 @@ class Engine:
             self.reset_prefix_cache()
 
     def warmup(self) -> CompileReport:
-        """Compile every shape that serving can need, without running one."""
+        """Compile every shape that serving can need, beam search apart, without running one."""
         return self._runner.warmup()
 
     @contextmanager
@@ -251,8 +251,6 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Running requests keep their blocks and enter no more."""
         self.scheduler.blocks.clear()
-
-    # -- forks ---------------------------------------------------------------------------------
 
     def fork(
         self, request_id: str, new_request_ids: Sequence[str], seeds: Sequence[int] | None = None
@@ -286,6 +284,7 @@ class Engine:
         if not 0 <= num_tokens <= most:
             raise ValueError(f"num_tokens={num_tokens} must be from 0 to the {most} output tokens")
         if num_tokens:
+            self._unread = [each for each in self._unread if each.request_id != request_id]
             self.scheduler.rollback(request, num_tokens)
             self._transcripts[request_id].rewind()
 

@@ -115,6 +115,11 @@ def choose_num_blocks(
         available = min(CPU_POOL_BYTES, full)
     elif available is None:
         memory = device.memory_stats()
+        if not memory or "bytes_limit" not in memory:
+            raise ValueError(
+                f"{device.device_kind} tells nothing about its memory; give num_blocks or "
+                "kv_cache_bytes"
+            )
         limit = int(memory["bytes_limit"] * config.gpu_memory_utilization)
         available = limit - memory["bytes_in_use"] - temporary_bytes()
     if available < bytes_per_block:

@@ -27,6 +27,7 @@ from pallas_kernels.tiles import device_of, product_splits
 class LayerOps(NamedTuple):
     """Of one implementation.
 
+    linear: `layers.linear`, `(x [S,*in], weight [*out,*in], bias or None) -> [S,*out]`.
     product: `(x [S,*in], weight [*out,*in], bias [*out] or None) -> [A,S,*out]`, float32 parts of
         `layers.linear`, of which the sum over A is the product.
     add_norm: `(x [S,E], parts [A,S,E] or None, weight [E], eps)` -> the residual stream with what
@@ -35,29 +36,38 @@ class LayerOps(NamedTuple):
         `attention.rotate_write_attend`.
     """
 
+    linear: Callable[..., jax.Array]
     product: Callable[..., jax.Array]
     add_norm: Callable[..., tuple[jax.Array, jax.Array]]
     attend: Callable[..., tuple[jax.Array, KVCache]]
 
 
-def layer_ops(implementation: str, mesh: Mesh) -> LayerOps:
-    """Those of an implementation that `attention.resolve` returned."""
+def layer_ops(implementation: str, mesh: Mesh, batch_invariant: bool = False) -> LayerOps:
+    """Those of an implementation that `attention.resolve` returned.
+
+    batch_invariant: a row's result does not depend on how many rows there are, but for the number
+    of them being in the class that `invariance` finds.
+    """
     attend = partial(rotate_write_attend, implementation=implementation, mesh=mesh)
     if implementation == "xla":
-        return LayerOps(_product, _add_norm, attend)
+        product = partial(linear, same_for_all_rows=batch_invariant)
+        return LayerOps(product, partial(_product, linear=product), _add_norm, attend)
+    assert not batch_invariant, "refused by attention.resolve"
     from pallas_kernels import triton_add_norm  # slow to import, and of no use on a CPU
 
     kernel = partial(triton_add_norm.add_norm, interpret=implementation == "pallas_interpret")
-    product = _product
+    product = partial(_product, linear=linear)
     if mesh.size == 1:  # on several, devices would exchange all parts and not their sum
         product = partial(_split_product, cores=device_of(mesh.devices.flat[0]).cores)
-    return LayerOps(product, partial(_fused_add_norm, kernel=kernel, mesh=mesh), attend)
+    return LayerOps(linear, product, partial(_fused_add_norm, kernel=kernel, mesh=mesh), attend)
 
 
 def _product(
     x: jax.Array,  # [S, *in]
     weight: jax.Array,  # [*out, *in]
     bias: jax.Array | None = None,  # [*out]
+    *,
+    linear: Callable[..., jax.Array],
 ) -> jax.Array:  # [1, S, *out]
     return linear(x, weight, bias)[None]
 
@@ -74,7 +84,7 @@ def _split_product(
     outputs = weight.size // inputs
     splits = product_splits(rows, outputs, inputs, cores)
     if splits == 1 or bias is not None:
-        return _product(x, weight, bias)
+        return linear(x, weight, bias)[None]
     parts = lax.dot_general(
         x.astype(weight.dtype).reshape(rows, splits, -1),
         weight.reshape(outputs, splits, -1),

@@ -4,6 +4,7 @@ data type."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +29,20 @@ def linear(
     x: jax.Array,  # [S, *in]
     weight: jax.Array,  # [*out, *in]
     bias: jax.Array | None = None,  # [*out]
+    *,
+    same_for_all_rows: bool = False,
 ) -> jax.Array:  # [S, *out] float32
     """Product with a weight stored `[out, in]`, accumulated and returned in float32.
+
+    same_for_all_rows: not to choose, on CPU, another form of the product for few rows, which is
+    faster and rounds otherwise.
 
     Axes that are not the outermost, such as F of `gate_up [2, F, E]`, may be divided over devices,
     so the weight keeps its axes. XLA on CPU would then transpose and copy it at every step: there
     it is viewed as a matrix.
     """
-    y = lax.platform_dependent(x.astype(weight.dtype), weight, cpu=_flat_product, default=_product)
+    flat = partial(_flat_product, same_for_all_rows=same_for_all_rows)
+    y = lax.platform_dependent(x.astype(weight.dtype), weight, cpu=flat, default=_product)
     return y if bias is None else y + bias.astype(jnp.float32)[None]
 
 
@@ -53,11 +60,11 @@ def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
     )
 
 
-def _flat_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+def _flat_product(x: jax.Array, weight: jax.Array, same_for_all_rows: bool) -> jax.Array:
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
     flat = x.reshape(x.shape[0], -1)
     matrix = weight.reshape(math.prod(out_shape), flat.shape[1])
-    if _weights_go_left(x.shape[0], weight.dtype):
+    if not same_for_all_rows and _weights_go_left(x.shape[0], weight.dtype):
         # Without the barrier XLA would turn the transposed product back.
         y = lax.optimization_barrier(_product(matrix, flat)).T
     else:

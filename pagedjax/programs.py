@@ -93,7 +93,17 @@ class Programs:
         self, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, Any]
     ) -> Tables:
         """See `step.make_tables`."""
-        return step.make_tables(self._config, num_slots, max_len, vocab_size, extra)
+        job = self.tables_job(num_slots, max_len, vocab_size, extra)
+        return self._compile(*job[:2], *job.arguments)(*job.arguments)
+
+    def tables_job(
+        self, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, Any]
+    ) -> Job:
+        """The program behind `make_tables`."""
+        make = partial(step.make_tables, num_slots, max_len, vocab_size)
+        everywhere = sharding(self._config.mesh)
+        function = jax.jit(make, out_shardings=everywhere)
+        return Job(("tables",), function, (jax.device_put(extra, everywhere),))
 
     def put_history(self, tables: Tables, slot: int, history: Any, extra: dict[str, Any]) -> Tables:
         """See `step.put_history`. The tables are donated."""
@@ -106,6 +116,12 @@ class Programs:
     def _put_row(self, what: str, tables: Tables, slot: int, *rows: Any) -> Tables:
         placed = jax.device_put((np.int32(slot), *rows), sharding(self._config.mesh))
         return self._compile(("put", what), self._put[what], tables, *placed)(tables, *placed)
+
+    def logits(self, params: Params, hidden: Any) -> jax.Array:
+        """See `step.logits_of`."""
+        function = jax.jit(partial(step.logits_of, self._config))
+        args = (_outer(params), hidden)
+        return self._compile(("logits", hidden.shape[0]), function, *args)(*args)
 
     def rank(self, params: Params, hidden: Any, count: int) -> Any:
         """See `step.rank`."""

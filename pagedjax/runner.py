@@ -19,6 +19,7 @@ from pagedjax import attention, models
 from pagedjax.batch import Buckets, Packer, Shape
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.hooks import check_processor
+from pagedjax.invariance import invariant_buckets
 from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh
@@ -77,12 +78,20 @@ class Runner:
         self._config = config
         device = mesh.devices.flat[0]
         implementation = attention.resolve(
-            config.attention, device, config.block_size, self._kv_dtype, model.head_dim
+            "xla" if config.batch_invariant else config.attention,
+            device,
+            config.block_size,
+            self._kv_dtype,
+            model.head_dim,
         )
         self._step_config = StepConfig(
             model, mesh, implementation, config.max_logprobs,
-            config.logprobs_mode == "processed", config.logits_processor,
+            config.logprobs_mode == "processed", config.logits_processor, config.batch_invariant,
         )  # fmt: skip
+        if config.batch_invariant:
+            self.buckets = invariant_buckets(
+                self.buckets, self._step_config, params, config.block_size, self._kv_dtype
+            )
         self._programs = Programs(self._step_config)
         self._tables = self._make_tables()
         self.num_blocks = self._choose_num_blocks()
@@ -147,7 +156,8 @@ class Runner:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""
         self._tables.reset()
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
-            self._state = None  # type: ignore[assignment]  # frees the rest before the new pool
+            for leaf in jax.tree.leaves(self._state):  # which the error's traceback may still hold
+                leaf.delete()
             self._state = self._make_state(self.num_blocks)
 
     def warmup(self) -> CompileReport:
@@ -173,6 +183,7 @@ class Runner:
             for size in self.buckets.copy_buckets
         ]
         yield from self._programs.other_jobs(self._state, copies, tables)
+        yield self._tables.job()
 
     @property
     def _kv_dtype(self) -> str:
@@ -181,9 +192,21 @@ class Runner:
 
     def _make_state(self, num_blocks: int) -> EngineState:
         config = self._config
-        return make_state(
-            self._step_config, num_blocks, config.block_size, self._kv_dtype, config.max_num_seqs
-        )
+        try:
+            return make_state(
+                self._step_config, num_blocks, config.block_size, self._kv_dtype,
+                config.max_num_seqs,
+            )  # fmt: skip
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            size = num_blocks * block_bytes(
+                self._step_config.model, config.block_size, self._kv_dtype
+            )
+            raise MemoryError(
+                f"a KV pool of {size} bytes does not fit: does another process hold the device? "
+                "Lower gpu_memory_utilization, kv_cache_bytes or num_blocks"
+            ) from error
 
     def _make_tables(self) -> SlotTables:
         config, vocab_size = self._config, self._step_config.model.vocab_size

@@ -7,14 +7,13 @@ tokens is kept by the sample program itself, since the host may not have read th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from pagedjax.penalties import Tables
-from pagedjax.programs import Programs
+from pagedjax.programs import Job, Programs
 from pagedjax.request import Request
 
 
@@ -56,8 +55,12 @@ class SlotTables:
 
     def shapes(self) -> Any:
         """The arrays, abstract: nothing is made for the sake of compiling."""
-        make = partial(self._programs.make_tables, *self._shape, self._extra)
-        return self._arrays or jax.eval_shape(make)
+        job = self.job()
+        return self._arrays or jax.eval_shape(job.function, *job.arguments)
+
+    def job(self) -> Job:
+        """The program that makes the arrays."""
+        return self._programs.tables_job(*self._shape, self._extra)
 
     def reset(self) -> None:
         """Forget everything, after a failed step."""

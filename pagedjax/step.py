@@ -13,7 +13,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import lax
 from jax.sharding import Mesh
@@ -24,7 +23,7 @@ from pagedjax.batch import StepBatch
 from pagedjax.config import ModelConfig
 from pagedjax.hooks import LogitsContext, LogitsProcessor
 from pagedjax.kv_cache import KVCache, make_cache
-from pagedjax.layer_ops import layer_ops
+from pagedjax.layer_ops import LayerOps, layer_ops
 from pagedjax.logprobs import TokenLogprobs, token_logprobs
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
@@ -60,6 +59,7 @@ class StepConfig:
 
     max_logprobs: how many of the best tokens are reported with their log probabilities.
     processed: sampled tokens' log probabilities are those of the distribution drawn from.
+    batch_invariant: nothing is chosen by the number of rows that would change their results.
     """
 
     model: ModelConfig
@@ -68,6 +68,12 @@ class StepConfig:
     max_logprobs: int = 0
     processed: bool = False
     processor: LogitsProcessor | None = None
+    batch_invariant: bool = False
+
+    @property
+    def ops(self) -> LayerOps:
+        """What the model's layers are made of."""
+        return layer_ops(self.implementation, self.mesh, self.batch_invariant)
 
 
 def make_state(
@@ -82,7 +88,7 @@ def make_state(
 
 
 def make_tables(
-    config: StepConfig, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, np.ndarray]
+    num_slots: int, max_len: int, vocab_size: int, extra: dict[str, jax.Array]
 ) -> Tables:
     """Tables in which no slot has anything; `extra` holds the default of each user array."""
     history = jnp.zeros((num_slots, max_len), jnp.int32)
@@ -90,7 +96,7 @@ def make_tables(
     repeated = {
         name: jnp.broadcast_to(each, (num_slots, *each.shape)) for name, each in extra.items()
     }
-    return jax.device_put(Tables(history, edits, repeated), sharding(config.mesh))
+    return Tables(history, edits, repeated)
 
 
 def put_history(
@@ -128,9 +134,8 @@ def forward(
     decode_positions = take(state.lengths, batch.decode_slots)
     tokens = jnp.concatenate([take(state.tokens, batch.decode_slots), batch.tokens])
     positions = jnp.concatenate([decode_positions, batch.positions])
-    ops = layer_ops(config.implementation, config.mesh)
     hidden, cache = models.family(config.model.model_type).forward(
-        config.model, params, tokens, positions, state.cache, ops,
+        config.model, params, tokens, positions, state.cache, config.ops,
         _attention_inputs(state, batch, decode_positions),
     )  # fmt: skip
     lengths = state.lengths.at[batch.decode_slots].set(decode_positions + 1, mode="drop")
@@ -138,6 +143,15 @@ def forward(
     lengths = lengths.at[batch.logit_slots].set(row_lengths, mode="drop")
     chunks = hidden[batch.decode_slots.shape[0] :]
     return EngineState(cache, state.tokens, lengths), chunks, hidden[batch.logit_rows]
+
+
+def logits_of(
+    config: StepConfig,
+    params: Params,
+    hidden: jax.Array,  # [R, E]
+) -> jax.Array:  # [R, V] float32
+    """The model's logits."""
+    return models.family(config.model.model_type).logits(config.model, params, hidden, config.ops)
 
 
 def sample(
@@ -156,7 +170,7 @@ def sample(
     variant: "greedy" when all rows are; "random"; "logprobs", which also reports log
     probabilities; "full", which has everything, penalties and user functions included.
     """
-    raw = logits = models.family(config.model.model_type).logits(config.model, params, hidden)
+    raw = logits = logits_of(config, params, hidden)
     found = None
     if variant == "greedy":
         tokens = sampler.greedy(logits)
@@ -228,10 +242,9 @@ def score(
     count: how many of the best tokens are reported beside it; None: not even its rank is. No
     `[Sp, V]` array exists: a slice of logits is reduced before the next is made.
     """
-    logits_of = partial(models.family(config.model.model_type).logits, config.model, params)
 
     def one_slice(rows: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-        logits = logits_of(rows[0])
+        logits = logits_of(config, params, rows[0])
         if count is not None:
             return token_logprobs(logits, rows[1], count)
         chosen = jnp.take_along_axis(logits, rows[1][:, None], axis=-1)[:, 0]
@@ -254,7 +267,7 @@ def rank(
     hidden: jax.Array,  # [R, E]
 ) -> tuple[jax.Array, jax.Array]:  # [R, count] ids and float32 log probabilities
     """The `count` most likely next tokens of each row, best first, lower ids first on ties."""
-    logits = models.family(config.model.model_type).logits(config.model, params, hidden)
+    logits = logits_of(config, params, hidden)
     best, ids = lax.top_k(logits, count)
     return ids, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 

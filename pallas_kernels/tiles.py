@@ -102,12 +102,16 @@ def decode_tiles(
     if key in tuned(device.name):
         return DecodeTiles(**tuned(device.name)[key])
     wide = jnp.dtype(dtype).itemsize == 4
-    return DecodeTiles(
-        block_tokens=16 if wide and width > 128 else 32 if wide or width > 128 else 64,
-        splits=choose_splits(rows * kv_heads, context, device.cores),
-        num_warps=4,
-        num_stages=2 if wide or width > 128 else 3,
-    )
+    hopper = device.capability >= (9, 0)
+    splits = choose_splits(rows * kv_heads, context, device.cores)
+    if wide:
+        block = 16 if width > 128 else 32
+        stages = 3 if width > 64 and hopper else 2
+        return DecodeTiles(block_tokens=block, splits=splits, num_stages=stages)
+    block = 32 if width > 128 else 64
+    if _converted(pool_dtype) and 64 < width <= (256 if hopper else 128):
+        return DecodeTiles(block_tokens=block, splits=splits, num_warps=8, num_stages=2)
+    return DecodeTiles(block_tokens=block, splits=splits, num_stages=2 if width > 128 else 3)
 
 
 def choose_splits(programs: int, context: int, cores: int) -> int:
@@ -158,12 +162,24 @@ def prefill_tiles(
     if key in tuned(device.name):
         return PrefillTiles(**tuned(device.name)[key])
     if jnp.dtype(dtype).itemsize == 4:
-        return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if width <= 64 else 8)
+        older = device.capability < (9, 0)
+        if width > 128:
+            return PrefillTiles(rows=32, block_tokens=16, num_warps=8, num_stages=2 if older else 3)
+        few = width <= 64 or (older and width > 96)
+        return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if few else 8)
     if width > 128:
         return PrefillTiles(rows=64, block_tokens=32, num_warps=8)
     if device.capability < (9, 0):
-        return PrefillTiles(rows=64, block_tokens=32 if width > 64 else 64, num_warps=4)
+        if width <= 64:
+            return PrefillTiles(rows=64, block_tokens=64, num_warps=4)
+        many = _converted(pool_dtype) or (group >= 8 and width > 96)
+        return PrefillTiles(rows=64, block_tokens=32, num_warps=8 if many else 4)
     return PrefillTiles()
+
+
+def _converted(pool_dtype: Any) -> bool:
+    """Whether the pool holds one-byte numbers, whose conversion takes registers of its own."""
+    return jnp.dtype(pool_dtype).itemsize == 1
 
 
 def decode_key(

@@ -18,7 +18,7 @@ FLOORS = {
     2: "hooks plan holdings attention layer_ops transcript intake accounting",
     3: "scheduler scores batch models models.*",
     4: "stats step programs checkpoint",
-    5: "slot_tables runner engine convert convert.*",
+    5: "slot_tables invariance runner engine convert convert.*",
     6: "beam_search llm",
     7: "pagedjax __main__ convert.__main__",
 }
@@ -38,6 +38,7 @@ NEIGHBOURS = {
     ("pagedjax.penalties", "pagedjax.sampler"),
     ("pagedjax.programs", "pagedjax.step"),
     ("pagedjax.request", "pagedjax.sampling_params"),
+    ("pagedjax.runner", "pagedjax.invariance"),
     ("pagedjax.runner", "pagedjax.slot_tables"),
     ("pagedjax.engine", "pagedjax.runner"),
     ("pagedjax.llm", "pagedjax.beam_search"),

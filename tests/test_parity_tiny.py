@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedjax import SamplingParams, models
+from pagedjax import SamplingParams
 from pagedjax.batch import Buckets, Packer, Shape
 from pagedjax.mesh import make_mesh
 from pagedjax.plan import Plan, Row
 from pagedjax.request import Request
-from pagedjax.step import StepConfig, forward, make_state
+from pagedjax.step import StepConfig, forward, logits_of, make_state
 from tests import numpy_llama
 from tests.tiny_llama import finished, make_engine, tiny
 from tests.tiny_models import VARIANTS, golden_tokens, hf_config, hf_tensors
@@ -38,7 +38,7 @@ def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     state = make_state(step_config, 24, 16, "float32", 2)
     batch = packer.pack(plan, Shape(2, len(TOKENS), 2))
     _, hidden, _ = forward(step_config, params, state, batch)
-    return np.asarray(models.family("llama").logits(config, params, hidden))
+    return np.asarray(logits_of(step_config, params, hidden))
 
 
 @ATTENTION

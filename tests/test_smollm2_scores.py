@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from pagedjax import Engine, EngineConfig, ModelConfig, SamplingParams, load_checkpoint, models
+from pagedjax import Engine, EngineConfig, ModelConfig, SamplingParams, load_checkpoint
 from pagedjax.params import Params
+from pagedjax.step import logits_of
 
 GOLDEN = np.load(Path(__file__).parent / "goldens" / "smollm2_logprobs.npz")
 TOKENS = GOLDEN["tokens"].tolist()
@@ -103,7 +104,7 @@ def test_logprobs_after_a_prefix_hit_equal_the_cold_run(
     sample = programs.sample
 
     def watched(variant: Any, params: Params, state: Any, hidden: jax.Array, *rest: Any) -> Any:
-        logits = models.family("llama").logits(engine.model_config, params, hidden[:1])
+        logits = logits_of(engine._runner._step_config, params, hidden[:1])
         seen.append(jax.nn.log_softmax(logits))
         return sample(variant, params, state, hidden, *rest)
 

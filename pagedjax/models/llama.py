@@ -23,7 +23,7 @@ from pagedjax.attention import AttentionInputs
 from pagedjax.config import ModelConfig
 from pagedjax.kv_cache import KVCache
 from pagedjax.layer_ops import LayerOps
-from pagedjax.layers import linear, rms_norm, rope_frequencies, rope_tables, swiglu
+from pagedjax.layers import rms_norm, rope_frequencies, rope_tables, swiglu
 from pagedjax.params import ParamRule, Params
 
 # Buffers that some checkpoints carry and that are recomputed from the config.
@@ -157,11 +157,12 @@ def logits(
     config: ModelConfig,
     params: Params,
     hidden: jax.Array,  # [R, E] float32
+    ops: LayerOps,
 ) -> jax.Array:  # [R, V] float32
     """Last norm and head; the head is the embedding when they are tied."""
     with jax.named_scope("head"):
         x = rms_norm(hidden, params["norm"], config.rms_norm_eps)
-        return linear(x, params["embed" if config.tie_word_embeddings else "head"])
+        return ops.linear(x, params["embed" if config.tie_word_embeddings else "head"])
 
 
 def _layer(
@@ -187,6 +188,6 @@ def _layer(
         parts = ops.product(out, weights["o"], weights.get("o_bias"))
     with jax.named_scope("mlp"):
         x, normed = norm(x, parts, weights["mlp_norm"])
-        gate_up = linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
+        gate_up = ops.linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
         parts = ops.product(swiglu(gate_up), weights["down"], weights.get("down_bias"))
     return x, parts, cache
