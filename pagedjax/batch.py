@@ -18,13 +18,14 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
+from pagedjax.host_rows import ADJUSTMENTS, SAMPLING, HostTables, HostValues
 from pagedjax.mesh import sharding
 from pagedjax.penalties import Adjustments
-from pagedjax.plan import Plan, Row
+from pagedjax.plan import Plan
 from pagedjax.request import Request
 from pagedjax.sampler import SamplingArrays
 
-_INT32_MAX = 2**31 - 1
+_NONE = np.zeros(0, np.int32)
 FEW_ROWS = 16  # decode and logit rows of the smaller of the two mixed shapes
 
 
@@ -116,10 +117,13 @@ class Packer:
     num_blocks N and num_slots M are the out-of-range values of padding; table_width is P.
     """
 
-    def __init__(self, buckets: Buckets, num_blocks: int, table_width: int, mesh: Mesh) -> None:
+    def __init__(
+        self, buckets: Buckets, num_blocks: int, block_size: int, table_width: int, mesh: Mesh
+    ) -> None:
         self.buckets = buckets
         self.num_blocks = num_blocks
-        self.table_width = table_width
+        self._values = HostValues(buckets.max_num_seqs)
+        self._tables = HostTables(buckets.max_num_seqs, num_blocks, block_size, table_width)
         self._put = partial(jax.device_put, device=sharding(mesh))
 
     def pack(self, plan: Plan, shape: Shape) -> StepBatch:
@@ -130,14 +134,17 @@ class Packer:
         starts: Any = np.full(rows + 1, ends[-1] if chunks else 0, np.int32)
         starts[: len(chunks)] = ends - [row.num_tokens for row in chunks]
         tokens = [row.request.tokens[row.start : row.end] for row in chunks]
+        positions = [np.arange(row.start, row.end, dtype=np.int32) for row in chunks]
+        decode_slots = self._slots([row.request for row in plan.decode], shape.decode_rows)
+        self._tables.update(plan.rows)
         batch = StepBatch(
-            decode_slots=self._slots([row.request for row in plan.decode], shape.decode_rows),
-            decode_tables=self._tables(plan.decode, shape.decode_rows),
+            decode_slots=decode_slots,
+            decode_tables=self._tables.take(decode_slots),
             tokens=_joined(tokens, shape.tokens),
-            positions=_joined([range(row.start, row.end) for row in chunks], shape.tokens),
+            positions=_padded(np.concatenate([_NONE, *positions]), shape.tokens),
             query_starts=starts,
             context_lens=_padded([row.end for row in chunks], rows),
-            tables=self._tables(chunks, rows),
+            tables=self._tables.take(self._slots([row.request for row in chunks], rows)),
             logit_rows=_padded(self._logit_rows(plan, shape, ends), shape.logit_rows),
             logit_slots=self._slots(plan.samplers, shape.logit_rows),
         )
@@ -145,34 +152,18 @@ class Packer:
 
     def sampling(self, plan: Plan, shape: Shape) -> SamplingArrays:
         """What the sampler needs for the plan's sampling rows, padded like the logit rows."""
-        requests = plan.samplers
-        params = [request.params for request in requests]
-        padded = partial(_padded, size=shape.logit_rows)
-        arrays = SamplingArrays(
-            slots=self._slots(requests, shape.logit_rows),
-            num_prompt=padded([request.num_prompt for request in requests]),
-            seeds=padded([request.seed for request in requests], dtype=np.uint32),
-            samples=padded([request.sample_index for request in requests], dtype=np.uint32),
-            temperature=padded([_float32(x.temperature) for x in params], dtype=np.float32),
-            top_k=padded([min(each.top_k, _INT32_MAX) for each in params]),
-            top_p=padded([each.top_p for each in params], dtype=np.float32, fill=1),
-            min_p=padded([each.min_p for each in params], dtype=np.float32),
-        )
-        return self._put(arrays)
+        slots = self._sampling_slots(plan, shape)
+        return self._put(SamplingArrays(slots=slots, **self._values.take(tuple(SAMPLING), slots)))
 
     def adjustments(self, plan: Plan, shape: Shape) -> Adjustments:
         """What the sampling rows want beside `sampling`, padded like the logit rows."""
+        slots = self._sampling_slots(plan, shape)
+        return self._put(Adjustments(**self._values.take(tuple(ADJUSTMENTS), slots)))
+
+    def _sampling_slots(self, plan: Plan, shape: Shape) -> Any:  # [R]
         requests = plan.samplers
-        params = [request.params for request in requests]
-        padded = partial(_padded, size=shape.logit_rows)
-        arrays = Adjustments(
-            repetition=padded([x.repetition_penalty for x in params], dtype=np.float32, fill=1),
-            presence=padded([x.presence_penalty for x in params], dtype=np.float32),
-            frequency=padded([x.frequency_penalty for x in params], dtype=np.float32),
-            edited=padded([request.edits.exist for request in requests], dtype=np.bool_),
-            logprobs=padded([x.logprobs is not None for x in params], dtype=np.bool_),
-        )
-        return self._put(arrays)
+        self._values.update(requests)
+        return self._slots(requests, shape.logit_rows)
 
     def targets(self, plan: Plan, shape: Shape) -> jax.Array:  # [Sp]
         """The token that follows each token of the chunks, for scoring; 0 where none is known."""
@@ -198,21 +189,9 @@ class Packer:
         slots = [request.slot for request in requests]
         return _padded(slots, size, fill=self.buckets.max_num_seqs)
 
-    def _tables(self, rows: Sequence[Row], size: int) -> Any:  # [size, P]
-        tables = np.full((size, self.table_width), self.num_blocks, np.int32)
-        for table, row in zip(tables, rows, strict=False):
-            table[: len(row.request.block_ids)] = row.request.block_ids
-        return tables
-
-
-def _float32(temperature: float) -> float:
-    """Within float32: infinity would give NaN, and one rounded to 0 would be greedy."""
-    limits = np.finfo(np.float32)
-    return min(max(temperature, float(limits.tiny)), float(limits.max)) if temperature else 0.0
-
 
 def _padded(
-    values: Sequence, size: int, dtype: np.typing.DTypeLike = np.int32, fill: float = 0
+    values: Any, size: int, dtype: np.typing.DTypeLike = np.int32, fill: float = 0
 ) -> Any:  # [size]
     array = np.full(size, fill, dtype)
     array[: len(values)] = values

@@ -61,6 +61,7 @@ class Engine:
         self._transcripts: dict[str, Transcript] = {}
         self._scores = Scores()
         self._unread: list[RequestOutput] = []
+        self._only_ends = False
         self._num_arrivals = 0
         self._tally = Tally()
 
@@ -74,8 +75,6 @@ class Engine:
         """Most tokens of prompt and output together."""
         return self._runner.max_model_len
 
-    # -- requests ------------------------------------------------------------------------------
-
     def make_request(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Request:
@@ -85,10 +84,10 @@ class Engine:
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.intake.request(request_id, prompt, params, self.next_arrival())
 
-    def queue_request(self, request: Request) -> None:
-        """Queue what `make_request` returned."""
+    def queue_request(self, request: Request, every_step: bool = True) -> None:
+        """Queue what `make_request` returned; without `every_step` only its end is reported."""
         samples = [request, *request.siblings]
-        self._transcripts[request.id] = Transcript(samples, self.tokenizer)
+        self._transcripts[request.id] = Transcript(samples, self.tokenizer, every_step)
         self._tally.prompt_tokens += request.num_prompt
         self.scheduler.add(request)
 
@@ -120,8 +119,6 @@ class Engine:
         """True while a request waits or runs, or an output waits to be read."""
         return self.scheduler.has_unfinished() or bool(self._unread)
 
-    # -- the loop ------------------------------------------------------------------------------
-
     def step(self) -> list[RequestOutput]:
         """Advance by one step and return what became known.
 
@@ -143,10 +140,13 @@ class Engine:
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or `max_steps` times; return the finished outputs."""
-        finished = []
-        while self.has_unfinished_requests() and max_steps != 0:
-            finished += [each for each in self.step() if each.finished]
-            max_steps = None if max_steps is None else max_steps - 1
+        finished, self._only_ends = [], True  # nobody sees the others, so they are not made
+        try:
+            while self.has_unfinished_requests() and max_steps != 0:
+                finished += [each for each in self.step() if each.finished]
+                max_steps = None if max_steps is None else max_steps - 1
+        finally:
+            self._only_ends = False
         return finished
 
     def unread(self, outputs: Sequence[RequestOutput]) -> None:
@@ -169,7 +169,9 @@ class Engine:
         self._tally.generated_tokens += len(progressed)
         for request_id in dict.fromkeys(request.id for request in progressed):
             transcript = self._transcripts[request_id]
-            self._unread.append(transcript.snapshot(self.scheduler.stop))
+            is_read = transcript.every_step and not self._only_ends
+            if is_read or transcript.looks_for_stops or transcript.is_finished:
+                self._unread.append(transcript.snapshot(self.scheduler.stop))
             if transcript.is_finished:
                 del self._transcripts[request_id]
 
@@ -191,8 +193,6 @@ class Engine:
         self._in_flight.clear()
         self.scheduler.restart()
         self._runner.recover()
-
-    # -- scoring, weights, compilation ----------------------------------------------------------
 
     def compute_logprobs(
         self, token_lists: TokenLists, *, return_arrays: bool = False

@@ -147,13 +147,13 @@ class LLM:
         if errors and on_error == "raise":
             raise ValueError("; ".join(f"prompt {i}: {error}" for i, error in errors.items()))
         with tqdm(total=len(requests), desc="generate", unit="req", disable=not use_tqdm) as bar:
-            for output in self._run(requests):
+            for output in self._run(requests, every_step=False):
                 if output.finished:
                     outputs[output.request_id] = output
                     bar.update()
         return [outputs[each] for each in ids]
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+    def _run(self, requests: Sequence[Request], every_step: bool = True) -> Iterator[RequestOutput]:
         """Queue the requests and yield their outputs; others' outputs are left for others.
 
         However the iterator ends, none of the requests stays behind.
@@ -161,7 +161,7 @@ class LLM:
         alive = {request.id for request in requests}
         try:
             for request in requests:
-                self.engine.queue_request(request)
+                self.engine.queue_request(request, every_step)
             while alive:
                 outputs = self.engine.step()
                 mine = [output for output in outputs if output.request_id in alive]

@@ -220,7 +220,9 @@ class Runner:
 
     def _make_packer(self, num_blocks: int) -> Packer:
         width = -(-self.max_model_len // self._config.block_size)
-        return Packer(self.buckets, num_blocks, width, self._step_config.mesh)
+        return Packer(
+            self.buckets, num_blocks, self._config.block_size, width, self._step_config.mesh
+        )
 
     def _choose_num_blocks(self) -> int:
         config, model = self._config, self._step_config.model

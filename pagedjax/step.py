@@ -145,12 +145,8 @@ def forward(
     return EngineState(cache, state.tokens, lengths), chunks, hidden[batch.logit_rows]
 
 
-def logits_of(
-    config: StepConfig,
-    params: Params,
-    hidden: jax.Array,  # [R, E]
-) -> jax.Array:  # [R, V] float32
-    """The model's logits."""
+def logits_of(config: StepConfig, params: Params, hidden: jax.Array) -> jax.Array:
+    """Logits [R, V], float32, of hidden states [R, E]."""
     return models.family(config.model.model_type).logits(config.model, params, hidden, config.ops)
 
 

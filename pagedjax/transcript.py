@@ -97,14 +97,17 @@ class Transcript:
     """Turns the tokens of a request's samples into cumulative RequestOutputs with deltas.
 
     samples: the request and its siblings. tokenizer: None where no text is wanted; texts are then
-    empty.
+    empty. every_step: whether somebody reads it before it is finished.
     """
 
-    def __init__(self, samples: list[Request], tokenizer: Any) -> None:
+    def __init__(self, samples: list[Request], tokenizer: Any, every_step: bool = True) -> None:
         self.samples = samples
+        self.every_step = every_step
         self._tokenizer = tokenizer if samples[0].params.detokenize else None
         self._texts = [self._new_text(each) for each in samples]
         self._num_shown = [0] * len(samples)
+        # Stop strings are looked for in every snapshot.
+        self.looks_for_stops = any(isinstance(text, CutText) for text in self._texts)
         self._logprobs = LogprobTexts(self._tokenizer)
 
     @property

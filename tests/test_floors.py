@@ -15,7 +15,7 @@ FLOORS = {
     0: "pallas_kernels pallas_kernels.* config version one_line mesh step_time token_edits ranking",
     1: "sampling_params request blocks params kv_cache layers sampler penalties logprobs text "
     "stop_strings",
-    2: "hooks plan holdings attention layer_ops transcript intake accounting",
+    2: "hooks plan host_rows holdings attention layer_ops transcript intake accounting",
     3: "scheduler scores batch models models.*",
     4: "stats step programs checkpoint",
     5: "slot_tables invariance runner engine convert convert.*",
@@ -35,6 +35,7 @@ NEIGHBOURS = {
     ("pallas_kernels.triton_prefill", "pallas_kernels.tiles"),
     ("pallas_kernels.aot", "pallas_kernels.aot_report"),
     ("pagedjax.layer_ops", "pagedjax.attention"),
+    ("pagedjax.host_rows", "pagedjax.plan"),
     ("pagedjax.penalties", "pagedjax.sampler"),
     ("pagedjax.programs", "pagedjax.step"),
     ("pagedjax.request", "pagedjax.sampling_params"),
