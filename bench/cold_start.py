@@ -19,12 +19,6 @@ ROOT = Path(__file__).parents[1]
 PROMPT, TOKENS = "The capital of France is", 8
 COLUMNS = ("fresh process", "first text s", "min - max", "end s")
 PLAIN, CACHED, PEER = "pagedjax", "pagedjax, compilation cache", "transformers"
-# How jax is told of a cache from outside; it leaves out small and quick programs by default.
-CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-KEEP_ALL = {
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,13 @@ def measure(model: Path, dtype: str, peer: str | None, repeats: int) -> list[dic
         sys.executable, "-m", "pagedjax", "generate", "--model", str(model.resolve()),
         "--dtype", dtype, "--temperature", "0", *_task(),
     ]  # fmt: skip
-    bare = {name: each for name, each in os.environ.items() if name != CACHE_VARIABLE}
+    environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
-        cached = bare | KEEP_ALL | {CACHE_VARIABLE: folder}
-        run(ours, cached)  # fills the cache
+        plain, cached = ([*ours, "--compilation-cache", each] for each in ("none", folder))
+        run(cached, environment)  # fills the cache
         contenders: dict[str, Callable[[], Start]] = {
-            PLAIN: partial(run, ours, bare),
-            CACHED: partial(run, ours, cached),
+            PLAIN: partial(run, plain, environment),
+            CACHED: partial(run, cached, environment),
         }
         if peer is not None:
             theirs = peer_script.command("hf_cold.py", peer, model, dtype)

@@ -29,6 +29,7 @@ COUNTED = {
     "padded_tokens": "padded_tokens",
     "elapsed_s": "engine_seconds",
     "host_s": "host_seconds",
+    "exposed_s": "exposed_seconds",
     "device_s": "device_seconds",
     "wait_s": "wait_seconds",
 }

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pagedjax.config import DTYPES
@@ -33,6 +34,7 @@ def _generate(options: argparse.Namespace) -> None:
     llm = LLM(
         options.model, dtype=options.dtype, max_model_len=options.max_model_len,
         num_blocks=options.num_blocks, max_num_seqs=1, attention=options.attention,
+        compilation_cache_dir=_cache_folder(options.compilation_cache),
     )  # fmt: skip
     prompt: Any = options.prompt
     if options.chat:
@@ -42,6 +44,16 @@ def _generate(options: argparse.Namespace) -> None:
         print(json.dumps({"prompt": options.prompt, **_as_dict(output)}))
     if options.stats:
         print(json.dumps(dataclasses.asdict(llm.engine.stats())), file=sys.stderr)
+
+
+def _cache_folder(given: str | None) -> str | None:
+    """Where compiled programs are kept between runs; None to leave that to JAX."""
+    if given == "none":
+        return None
+    if given is not None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return given
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return str(Path(user) / "pagedjax")
 
 
 def _stream(llm: LLM, prompt: Any, params: SamplingParams, quiet: bool) -> RequestOutput:
@@ -81,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, help="tokens of prompt and output together")
     add("--num-blocks", type=int, help="size of the KV pool")
     add("--attention", default="auto")
+    add("--compilation-cache", metavar="DIR", help="for compiled programs, by default in the "
+        "user's cache folder; 'none': no cache")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object instead of the text")
     add("--stats", action="store_true", help="print the engine's statistics to stderr")
     add("--debug", action="store_true", help="show the traceback of an error")

@@ -61,7 +61,7 @@ class _Trial:
         lengths = LENGTHS[: buckets.max_num_seqs]
         width = -(-max(lengths) // block_size)
         self._requests = [self._request(slot, length, width) for slot, length in enumerate(lengths)]
-        self._packer = Packer(buckets, len(lengths) * width, block_size, width, config.mesh)
+        self._packer = Packer(buckets, len(lengths) * width, block_size, width)
         self._largest = buckets.shapes()[-1]
 
     def _request(self, slot: int, length: int, width: int) -> Request:

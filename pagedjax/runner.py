@@ -220,9 +220,7 @@ class Runner:
 
     def _make_packer(self, num_blocks: int) -> Packer:
         width = -(-self.max_model_len // self._config.block_size)
-        return Packer(
-            self.buckets, num_blocks, self._config.block_size, width, self._step_config.mesh
-        )
+        return Packer(self.buckets, num_blocks, self._config.block_size, width)
 
     def _choose_num_blocks(self) -> int:
         config, model = self._config, self._step_config.model

@@ -26,7 +26,7 @@ GREEDY = replace(PARAMS, temperature=0.0)
 
 def make(dtype, **options):
     params = init_params(WIDE, jax.random.key(1), dtype)
-    options = {"num_blocks": 64, "max_num_seqs": 12, "block_size": 8, **options}
+    options = {"num_blocks": 200, "max_num_seqs": 12, "block_size": 8, **options}
     return Engine(WIDE, params, EngineConfig(batch_invariant=True, **options))
 
 
@@ -53,7 +53,13 @@ def results(engine, requests):
 
 
 @DTYPES
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 64, "num_blocks": 34}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 64, "num_blocks": 34},
+        pytest.param({}, marks=pytest.mark.slow),  # more shapes to compile
+    ],
+)
 def test_alone_and_among_others_with_hits_chunks_and_preemption(dtype, options):
     requests = [(prompt, [PARAMS, GREEDY][i % 2]) for i, prompt in enumerate(prompts())]
     engine = make(dtype, **options)
@@ -68,17 +74,18 @@ def test_alone_and_among_others_with_hits_chunks_and_preemption(dtype, options):
 
 def test_neighbours_with_every_option_change_no_bit():
     params = replace(GREEDY, max_tokens=8)
-    (alone,) = results(make(jnp.float32), [(prompts()[0], params)])
+    engine = make(jnp.float32, max_num_batched_tokens=64)
+    (alone,) = results(engine, [(prompts()[0], params)])
     others = [
         replace(params, presence_penalty=1.0), replace(params, logit_bias={5: 4.0}),
         replace(params, temperature=1.5, top_k=5, seed=1), replace(params, logprobs=0),
     ]  # fmt: skip
     requests = [(prompts()[0], params), *((prompts()[3], each) for each in others)]
-    assert results(make(jnp.float32), requests)[0] == alone
+    assert results(engine, requests)[0] == alone
 
 
 def test_shapes_of_other_bits_are_left_out():
-    engine = make(jnp.float32)
+    engine = make(jnp.float32, max_num_batched_tokens=64)
     least = engine._runner.buckets.least_rows
     assert least == engine._runner.buckets.row_buckets[0]
     assert all(shape.decode_rows >= least for shape in engine._runner.buckets.shapes())

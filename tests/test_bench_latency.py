@@ -172,8 +172,8 @@ def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
     seen = []
 
     def run(command, environment):
-        cache = environment.get(cold_start.CACHE_VARIABLE)
-        seen.append((command[1].rpartition("/")[2], bool(cache)))
+        cache = "--compilation-cache" in command and "none" not in command
+        seen.append((command[1].rpartition("/")[2], cache))
         return cold_start.Start(1.0 if cache else 2.0, 3.0)
 
     monkeypatch.setattr(cold_start, "run", run)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pagedjax.__main__ import main
+from pagedjax.__main__ import _cache_folder, main
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["--num-blocks", "32", "--max-model-len", "256"]
+SMALL = ["--num-blocks", "32", "--max-model-len", "256", "--compilation-cache", "none"]
 
 
 def test_json_and_stats(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,3 +76,18 @@ def test_the_quickstart_runs(smollm2_gguf: Path) -> None:
     lines = done.stdout.strip().splitlines()
     assert len(lines) == 3
     assert lines[2] == "'The capital of France is Paris.' stop"
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _cache_folder(None) == str(tmp_path / "pagedjax")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert _cache_folder(None) == str(tmp_path / ".cache" / "pagedjax")
+    assert _cache_folder("mine") == "mine"
+    assert _cache_folder("none") is None
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    assert _cache_folder(None) is None, "JAX has its own folder already"

@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from pagedjax.batch import Buckets, Packer
-from pagedjax.mesh import make_mesh
 from pagedjax.plan import Plan, Row
 from pagedjax.ranking import BLOCK, in_blocks
 from pagedjax.request import Request
@@ -527,7 +526,7 @@ def packed(**params):
         max_len=5, stop_ids=frozenset(), eos_ids=frozenset(), slot=0,
     )  # fmt: skip
     plan = Plan([], [Row(request, 0, 2, samples=(request,))])
-    packer = Packer(Buckets(4, 64), num_blocks=10, block_size=16, table_width=4, mesh=make_mesh())
+    packer = Packer(Buckets(4, 64), num_blocks=10, block_size=16, table_width=4)
     arrays = packer.sampling(plan, packer.buckets.fit(plan))
     weights = filtered_weights(repeated([0, 1, 2, 3], arrays.slots.shape[0]), arrays)
     return np.asarray(weights)[0]

@@ -396,6 +396,7 @@ def check_lengths(engine: Engine, cases: list[tuple[int, int, int | None]]) -> N
     check_home(engine)
 
 
+@pytest.mark.slow
 def test_no_length_up_to_an_odd_budget_compiles_anything(one_layer: Engine) -> None:
     """Every length once, with 1 to 5 sequences in turn, and logprobs half the time."""
     lengths = range(1, BUDGET + 1)
