@@ -34,9 +34,7 @@ def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     )
     request.slot, request.block_ids = 1, [7, 3, 20, 1, 12, 0, 9, 15, 4, 11]
     plan = Plan([], [Row(request, 0, len(TOKENS), samples=(request,))])
-    packer = Packer(
-        Buckets(2, len(TOKENS)), num_blocks=24, block_size=16, table_width=16, mesh=make_mesh()
-    )
+    packer = Packer(Buckets(2, len(TOKENS)), num_blocks=24, block_size=16, table_width=16)
     state = make_state(step_config, 24, 16, "float32", 2)
     batch = packer.pack(plan, Shape(2, len(TOKENS), 2))
     _, hidden, _ = forward(step_config, params, state, batch)
