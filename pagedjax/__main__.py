@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-blocks", type=int, help="size of the KV pool")
     add("--attention", default="auto")
     add("--compilation-cache", metavar="DIR", help="for compiled programs, by default in the "
-        "user's cache folder; 'none': no cache")  # fmt: skip
+        "user's cache folder; 'none': as JAX is set")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object instead of the text")
     add("--stats", action="store_true", help="print the engine's statistics to stderr")
     add("--debug", action="store_true", help="show the traceback of an error")

@@ -1,6 +1,6 @@
 """From a Plan to arrays: padded to a bucket, so that few shapes serve every step.
 
-This is the one file that turns host lists into arrays. Padding rows use slot M and block N, both
+With `host_rows` this is where host lists become arrays. Padding rows use slot M and block N, both
 out of range, so that what they would write is dropped; never -1, which would wrap around.
 """
 
@@ -134,7 +134,7 @@ class Packer:
         positions = [np.arange(row.start, row.end, dtype=np.int32) for row in chunks]
         decode_slots = self._slots([row.request for row in plan.decode], shape.decode_rows)
         self._tables.update(plan.rows)
-        batch = StepBatch(
+        return StepBatch(
             decode_slots=decode_slots,
             decode_tables=self._tables.take(decode_slots),
             tokens=_joined(tokens, shape.tokens),
@@ -145,7 +145,6 @@ class Packer:
             logit_rows=_padded(self._logit_rows(plan, shape, ends), shape.logit_rows),
             logit_slots=self._slots(plan.samplers, shape.logit_rows),
         )
-        return batch
 
     def sampling(self, plan: Plan, shape: Shape) -> SamplingArrays:
         """What the sampler needs for the plan's sampling rows, padded like the logit rows."""
@@ -162,7 +161,7 @@ class Packer:
         self._values.update(requests)
         return self._slots(requests, shape.logit_rows)
 
-    def targets(self, plan: Plan, shape: Shape) -> jax.Array:  # [Sp]
+    def targets(self, plan: Plan, shape: Shape) -> Any:  # [Sp]
         """The token that follows each token of the chunks, for scoring; 0 where none is known."""
         pieces = []
         for row in plan.chunks:
@@ -170,7 +169,7 @@ class Packer:
             pieces.append(known + [0] * (row.num_tokens - len(known)))
         return _joined(pieces, shape.tokens)
 
-    def copies(self, plan: Plan) -> tuple[jax.Array, jax.Array]:  # [C], [C]
+    def copies(self, plan: Plan) -> tuple[Any, Any]:  # [C], [C]
         """Sources and targets of the plan's block copies."""
         size = _smallest(self.buckets.copy_buckets, len(plan.copies))
         sources, targets = zip(*plan.copies, strict=True) if plan.copies else ((), ())

@@ -85,7 +85,7 @@ class Engine:
         return self.intake.request(request_id, prompt, params, self.next_arrival())
 
     def queue_request(self, request: Request, every_step: bool = True) -> None:
-        """Queue what `make_request` returned; without `every_step` only its end is reported."""
+        """Queue what `make_request` returned; `every_step`: see `Transcript`."""
         samples = [request, *request.siblings]
         self._transcripts[request.id] = Transcript(samples, self.tokenizer, every_step)
         self._tally.prompt_tokens += request.num_prompt
@@ -284,9 +284,10 @@ class Engine:
         if not 0 <= num_tokens <= most:
             raise ValueError(f"num_tokens={num_tokens} must be from 0 to the {most} output tokens")
         if num_tokens:
+            dropped = [each for each in self._unread if each.request_id == request_id]
             self._unread = [each for each in self._unread if each.request_id != request_id]
             self.scheduler.rollback(request, num_tokens)
-            self._transcripts[request_id].rewind()
+            self._transcripts[request_id].rewind(dropped)
 
     def _drained(self, request_id: str, what: str) -> Request:
         """The live request of that id, with nothing of it in flight."""

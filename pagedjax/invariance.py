@@ -37,8 +37,9 @@ def invariant_buckets(
     bits = cache(trial.bits)
     for least in LEAST_ROWS:
         tried = dataclasses.replace(buckets, least_rows=least)
-        wanted = bits(tried.shapes()[-1])[0]
-        wrong = [shape for shape in tried.shapes() if set(bits(shape)) != {wanted}]
+        largest = tried.shapes()[-1]
+        wanted = bits(largest, largest)[0]
+        wrong = [shape for shape in tried.shapes() if set(bits(shape, largest)) != {wanted}]
         if not wrong:
             return tried
     raise ValueError(
@@ -62,7 +63,6 @@ class _Trial:
         width = -(-max(lengths) // block_size)
         self._requests = [self._request(slot, length, width) for slot, length in enumerate(lengths)]
         self._packer = Packer(buckets, len(lengths) * width, block_size, width)
-        self._largest = buckets.shapes()[-1]
 
     def _request(self, slot: int, length: int, width: int) -> Request:
         vocab = self._config.model.vocab_size
@@ -73,9 +73,10 @@ class _Trial:
             block_ids=list(range(slot * width, (slot + 1) * width)), slot=slot,
         )  # fmt: skip
 
-    def bits(self, shape: Shape) -> list[bytes]:
+    def bits(self, shape: Shape, largest: Shape) -> list[bytes]:
         """Hidden states, logits, draws and log probabilities at the requests' last tokens from
-        steps of that shape: as the ends of chunks where it has chunks, and as decoding rows.
+        steps of that shape: as the ends of chunks where it has chunks, and as decoding rows, whose
+        keys are computed in the largest shape.
         """
         found = []
         if shape.tokens:
@@ -86,7 +87,7 @@ class _Trial:
             found.append(b"".join(ends))
         state = self._state()
         for request in self._requests:
-            state, _ = self._chunks(state, request, len(request.tokens) - 1, self._largest)
+            state, _ = self._chunks(state, request, len(request.tokens) - 1, largest)
         rows = [self._row(request, len(request.tokens) - 1, 1) for request in self._requests]
         last, lengths = np.zeros((2, self._slots), np.int32)
         last[: len(rows)] = [row.request.tokens[-1] for row in rows]

@@ -52,7 +52,7 @@ def layer_ops(implementation: str, mesh: Mesh, batch_invariant: bool = False) ->
     if implementation == "xla":
         product = partial(linear, same_for_all_rows=batch_invariant)
         return LayerOps(product, partial(_product, linear=product), _add_norm, attend)
-    assert not batch_invariant, "refused by attention.resolve"
+    assert not batch_invariant, "refused by EngineConfig"
     from pallas_kernels import triton_add_norm  # slow to import, and of no use on a CPU
 
     kernel = partial(triton_add_norm.add_norm, interpret=implementation == "pallas_interpret")

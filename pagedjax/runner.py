@@ -74,7 +74,9 @@ class Runner:
         mesh = make_mesh(config.mesh)  # type: ignore[arg-type]
         self.params = params
         self.max_model_len = _max_model_len(config, model)
-        self.buckets = Buckets(config.max_num_seqs, _token_budget(config, mesh))
+        budget = _token_budget(config, mesh)
+        # M: no more requests run than the budget has tokens.
+        self.buckets = Buckets(min(config.max_num_seqs, budget), budget)
         self._config = config
         device = mesh.devices.flat[0]
         implementation = attention.resolve(
@@ -195,7 +197,7 @@ class Runner:
         try:
             return make_state(
                 self._step_config, num_blocks, config.block_size, self._kv_dtype,
-                config.max_num_seqs,
+                self.buckets.max_num_seqs,
             )  # fmt: skip
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -214,7 +216,7 @@ class Runner:
         if config.logits_processor is not None:
             check_processor(config.logits_processor, vocab_size, self.max_model_len, extra)
         return SlotTables(
-            self._programs, config.max_num_seqs, self.max_model_len, vocab_size, extra,
+            self._programs, self.buckets.max_num_seqs, self.max_model_len, vocab_size, extra,
             always=config.logits_processor is not None,
         )  # fmt: skip
 

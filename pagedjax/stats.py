@@ -45,7 +45,7 @@ class EngineStats:
 
     @property
     def device_s(self) -> float:
-        """Seconds of `step` in which the device had work."""
+        """Seconds of `step` in which the device had work, at least."""
         return self.elapsed_s - self.exposed_s
 
     @property

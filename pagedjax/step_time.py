@@ -35,6 +35,9 @@ class StepTime:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The host waits for the device."""
+        if self._last is None:
+            yield
+            return
         self._work()
         try:
             yield
@@ -43,7 +46,7 @@ class StepTime:
             self._since_wait = 0.0
 
     def dispatch(self, device_is_idle: bool) -> None:
-        """A step is about to go to the device."""
+        """A step has just gone to the device, which was idle until then or was not."""
         self._work()
         if device_is_idle:
             self.exposed_s += self._since_wait

@@ -9,7 +9,7 @@ from typing import Any
 from pagedjax.request import Candidates, CompletionOutput, Logprob, Request, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.stop_strings import StopStrings
-from pagedjax.text import Detokenizer
+from pagedjax.text import REPLACEMENT, Detokenizer
 
 OnStop = Callable[[Request, str], None]
 
@@ -97,7 +97,8 @@ class Transcript:
     """Turns the tokens of a request's samples into cumulative RequestOutputs with deltas.
 
     samples: the request and its siblings. tokenizer: None where no text is wanted; texts are then
-    empty. every_step: whether somebody reads it before it is finished.
+    empty. every_step: whether somebody reads it before it is finished; if not, snapshots before
+    that are made only where stop strings are looked for.
     """
 
     def __init__(self, samples: list[Request], tokenizer: Any, every_step: bool = True) -> None:
@@ -140,20 +141,26 @@ class Transcript:
         twin._num_shown = list(self._num_shown)
         return twin
 
-    def rewind(self) -> None:
-        """Start again from the tokens that the only sample has now; they count as shown."""
+    def rewind(self, unread: Sequence[RequestOutput]) -> None:
+        """Start again from the tokens that the only sample has now.
+
+        unread: the last snapshots, which nobody will read; what came before them counts as shown.
+        """
         ids = self.samples[0].output_ids
+        num_unread = sum(len(each.outputs[0].delta_token_ids) for each in unread)
+        shown = ids[: max(0, self._num_shown[0] - num_unread)]
         self._texts = [self._new_text(self.samples[0])]
         if self._texts[0]:
-            self._texts[0].append(ids)
-        self._num_shown = [len(ids)]
+            self._texts[0].append(shown)
+        self._num_shown = [len(shown)]
 
     def _completion(self, index: int, on_stop: OnStop | None) -> CompletionOutput:
         request, text = self.samples[index], self._texts[index]
         ids = request.output_ids
         news = ids[self._num_shown[index] :]
         self._num_shown[index] = len(ids)
-        delta_text = text.append(news, final=request.is_finished) if text else ""
+        delta_text = self._append(index, news, request.is_finished) if text else ""
+        text = self._texts[index]
         if news and on_stop and isinstance(text, CutText) and text.stop_string is not None:
             on_stop(request, text.stop_string)
         return CompletionOutput(
@@ -167,6 +174,22 @@ class Transcript:
             logprobs=self._logprobs.of_output(request),
             cumulative_logprob=self._logprobs.sum_of_output(request),
         )
+
+    def _append(self, index: int, ids: list[int], final: bool) -> str:
+        """The new text. Where several tokens come at once and one is no character, they are
+        decoded one by one: some decoders give up a whole run of bytes for one broken one."""
+        text = self._texts[index]
+        assert text is not None
+        if len(ids) < 2 or isinstance(text, CutText):
+            return text.append(ids, final=final)
+        whole = text.copy()
+        piece = whole.append(ids, final=final)
+        if REPLACEMENT in piece:
+            return "".join(text.append([each]) for each in ids[:-1]) + text.append(
+                ids[-1:], final=final
+            )
+        self._texts[index] = whole
+        return piece
 
     def _new_text(self, request: Request) -> Detokenizer | CutText | None:
         if self._tokenizer is None:

@@ -113,6 +113,9 @@ def _quantised(
     """`formats.quantise` with what Triton has on every GPU: neither `round` nor float8."""
     largest = FORMATS[name].largest
     scale = (jnp.abs(values).max() * jnp.float32(1 / largest)).astype(jnp.bfloat16)
+    # A maximum on a GPU passes over NaN, and the scale of such a vector has to be NaN.
+    broken = jnp.where(values != values, 1.0, 0.0).max() > 0
+    scale = jnp.where(broken, jnp.nan, scale).astype(jnp.bfloat16)
     scale_or_one = scale.astype(jnp.float32)
     scale_or_one = jnp.where(scale_or_one == 0, 1.0, scale_or_one)
     scaled = jnp.minimum(jnp.maximum(values / scale_or_one, -largest), largest)

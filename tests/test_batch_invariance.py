@@ -92,14 +92,16 @@ def test_shapes_of_other_bits_are_left_out():
 
 
 def test_a_device_without_such_a_class_is_refused(monkeypatch):
-    monkeypatch.setattr(invariance._Trial, "bits", lambda self, shape: [bytes([shape.tokens > 0])])
+    monkeypatch.setattr(
+        invariance._Trial, "bits", lambda self, shape, largest: [bytes([shape.tokens > 0])]
+    )
     with pytest.raises(ValueError, match="batch_invariant=True cannot be had"):
         make(jnp.float32, max_num_seqs=64)
 
 
 def test_the_least_rows_are_those_from_which_all_shapes_agree(monkeypatch):
     monkeypatch.setattr(
-        invariance._Trial, "bits", lambda self, shape: [bytes([shape.decode_rows < 20])]
+        invariance._Trial, "bits", lambda self, shape, largest: [bytes([shape.decode_rows < 20])]
     )
     runner = make(jnp.float32, max_num_seqs=64)._runner
     assert runner.buckets.least_rows == 32

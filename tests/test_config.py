@@ -268,6 +268,7 @@ def test_the_engines_defaults_are_those_of_the_contract():
         "logprobs_mode": "raw",
         "logits_processor": None,
         "extra": None,
+        "batch_invariant": False,
     }  # fmt: skip
 
 

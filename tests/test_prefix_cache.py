@@ -267,6 +267,22 @@ def test_rollback_repeats_the_same_tokens(dropped: int, steps_in_flight: int) ->
     check_home(engine)
 
 
+def test_deltas_after_a_rollback_bring_what_was_not_seen() -> None:
+    """The token that the rollback itself reads is never reported, nor are those that it drops."""
+    engine = make_engine(block_size=4, steps_in_flight=1)
+    engine.add_request("a", prompt_of(6), SEEDED)
+    seen: list[int] = []
+    while len(seen) < 5:
+        for output in engine.step():
+            seen += output.outputs[0].delta_token_ids
+    engine.rollback("a", 3)  # of 6, one of them in flight
+    seen = seen[:3]
+    for output in (each for _ in range(50) for each in engine.step()):
+        seen += output.outputs[0].delta_token_ids
+        assert seen == output.outputs[0].token_ids
+    assert output.finished
+
+
 def test_rollback_leaves_cached_blocks_as_they_were() -> None:
     """A cached block is copied before a rolled back request writes into it again."""
     prompt = prompt_of(8)

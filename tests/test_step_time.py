@@ -61,6 +61,11 @@ def test_waiting_outside_of_a_step_counts_for_nothing():
     with time.waiting():
         clock.now += 7.0
     assert (time.host_s, time.wait_s, time.exposed_s) == (0.0, 0.0, 0.0)
+    run(time, clock, [[("dispatch idle", 1.0), ("work", 2.0)]])
+    with time.waiting():
+        clock.now += 7.0
+    run(time, clock, [[("dispatch idle", 3.0)]])
+    assert time.exposed_s == 1.0 + 2.0 + 3.0, "the work before it was forgotten"
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])

@@ -6,7 +6,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from pagedjax.request import Request, Status
+from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import Detokenizer, encode, encode_chat
+from pagedjax.transcript import Transcript
 from tests.byte_tokenizer import BOS, EOS, ByteTokenizer, WordTokenizer
 
 PEPPER = list(b"\xf0\x9f\x8c\xb6")  # U+1F336
@@ -334,3 +337,20 @@ def test_the_template_does_not_change_the_messages():
     messages = [dict(each) for each in CONVERSATION]
     encode_chat(transformers_tokenizer(), messages)
     assert messages == CONVERSATION
+
+
+@pytest.mark.parametrize(
+    "ids", [[*PEPPER, *PEPPER], [*PEPPER, *PEPPER[:3]], [*PEPPER, 0xFF, 256], [256, *PEPPER[:2]]]
+)
+def test_a_snapshot_of_many_tokens_reads_like_one_of_each(ids):
+    request = Request(
+        "r", 0, [256], 1, SamplingParams(max_tokens=20), 0, 21, frozenset(), frozenset()
+    )
+    often, once = (Transcript([request], byte_fallback()) for _ in range(2))
+    pieces = []
+    for token in ids:
+        request.tokens.append(token)
+        pieces.append(often.snapshot().outputs[0].delta_text)
+    request.status = Status.FINISHED
+    pieces.append(often.snapshot().outputs[0].delta_text)
+    assert once.snapshot().outputs[0].text == "".join(pieces)
