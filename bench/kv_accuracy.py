@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench import header
+from bench.report import right_aligned
 from pagedjax import LLM, ModelConfig, load_checkpoint
 from pagedjax.kv_cache import block_bytes
 from pagedjax.one_line import exit_status
@@ -154,11 +155,7 @@ def _table(pools: Sequence[dict[str, Any]]) -> list[str]:
             (name, f"{size:,}", f"{mean:.2e}", f"{p99:.2e}", f"{most:.2e}", f"{perplexity:.4f}",
              f"{change:+.4%}")
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return right_aligned(rows)
 
 
 if __name__ == "__main__":

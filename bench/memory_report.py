@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bar_chart import check
+from bench.report import table
 
 __all__ = ["check", "draw", "lines", "table"]
 
@@ -27,17 +28,6 @@ def lines(result: dict[str, Any]) -> list[str]:
         *_sharing(result),
         *_common_prompt(result),
     ]
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Text in columns: the first to the left, the others to the right."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)])
-
-    return [line(columns), "  ".join("-" * width for width in widths), *map(line, rows)]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

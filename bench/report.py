@@ -149,3 +149,12 @@ def _row(engine: dict[str, Any]) -> tuple[str, ...]:
 
 def _median(repeats: Sequence[dict[str, Any]], name: str) -> float:
     return statistics.median(repeat[name] for repeat in repeats)
+
+
+def right_aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells, headings included, as lines with straight right edges."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]

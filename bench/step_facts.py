@@ -24,6 +24,7 @@ from typing import Any
 
 from bench import header
 from bench.llama_step import MODEL, NUM_BLOCKS, step
+from bench.report import right_aligned
 from pagedjax.batch import Buckets
 from pagedjax.kv_cache import block_bytes
 from pagedjax.models import llama
@@ -192,11 +193,7 @@ def table(steps: Sequence[dict[str, Any]]) -> list[str]:
              f"{each['elementwise_per_layer']:.2f}", str(each["copies"]), f"{read:.2f}",
              f"{limit * 1e3:.2f}", f"{each['temporary_bytes'] / 2**20:.1f}")
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return right_aligned(rows)
 
 
 if __name__ == "__main__":
