@@ -35,7 +35,7 @@ from bench import (
 )  # fmt: skip
 from bench.arrivals import poisson
 from bench.latency_report import IDLE, Condition
-from bench.own_engine import Options, OwnEngine
+from bench.own_engine import BLOCK_SIZE, Options, OwnEngine
 from bench.peer import Peer
 from bench.served import Served
 from bench.workload import Workload
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
     found = _cold(options) if options.cold else _serving(options)
     names = (
         "dtype", "repeats", "num_requests", "idle_requests", "max_num_seqs",
-        "max_num_batched_tokens",
+        "max_num_batched_tokens", "block_size",
     )  # fmt: skip
     result = {
         "header": header.describe(),
@@ -72,7 +72,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
-    command_line.check(options, ("repeats", "num_requests", "idle_requests", "max_num_seqs"))
+    counts = ("repeats", "num_requests", "idle_requests", "max_num_seqs", "block_size")
+    command_line.check(options, counts)
     for name in ("rates", "load"):
         if any(each <= 0 for each in vars(options)[name] or ()):
             raise ValueError(f"--{name} must be above 0")
@@ -97,7 +98,10 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
             peer = stack.enter_context(_peer(options))
             servers[peer.name] = partial(_ask, peer)
             versions = peer.details
-        limits = Options(options.dtype, options.max_num_seqs, options.max_num_batched_tokens)
+        limits = Options(
+            options.dtype, options.max_num_seqs, options.max_num_batched_tokens,
+            block_size=options.block_size,
+        )  # fmt: skip
         engine = OwnEngine(options.model, limits, options.num_requests)
         warmup = engine.warm_up()
         servers = {OURS: partial(open_loop.serve, engine.engine), **servers}
@@ -192,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=3)
     add("--max-num-seqs", type=int, default=64)
     add("--max-num-batched-tokens", type=int, help="of our engine")
+    add("--block-size", type=int, default=BLOCK_SIZE, help="of our engine")
     add("--cold", action="store_true", help="measure the first text of fresh processes instead")
     add("--json", type=Path, help="write everything that was measured")
     add("--plot", type=Path, help="draw the distributions (needs matplotlib)")

@@ -46,6 +46,7 @@ class Options:
     max_num_batched_tokens: int | None = None
     num_blocks: int | None = None
     max_model_len: int = MAX_MODEL_LEN
+    block_size: int = BLOCK_SIZE
 
 
 class OwnEngine:
@@ -59,11 +60,12 @@ class OwnEngine:
         self.end_id = min(END_ID, config.vocab_size)
         self.workload = make_workload(num_requests, end_id=self.end_id)
         self.num_blocks = options.num_blocks or blocks_without_preemption(
-            self.workload, options.max_num_seqs
+            self.workload, options.max_num_seqs, options.block_size
         )
         self._llm = LLM.from_params(
-            config, params, tokenizer, max_model_len=options.max_model_len, block_size=BLOCK_SIZE,
-            num_blocks=self.num_blocks, max_num_seqs=options.max_num_seqs,
+            config, params, tokenizer, max_model_len=options.max_model_len,
+            block_size=options.block_size, num_blocks=self.num_blocks,
+            max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
         )  # fmt: skip
 
@@ -118,14 +120,16 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-def blocks_without_preemption(workload: Workload, max_num_seqs: int) -> int:
+def blocks_without_preemption(
+    workload: Workload, max_num_seqs: int, block_size: int = BLOCK_SIZE
+) -> int:
     """Blocks for the longest requests that can run together, each with the longest output.
 
     Static batching gives every request of a batch the length of the longest. A little more is
     added for the blocks that the scheduler keeps free when it admits a request.
     """
     longest = max(workload.output_lens)
-    needs = sorted(-(-(len(each) + longest) // BLOCK_SIZE) for each in workload.prompts)
+    needs = sorted(-(-(len(each) + longest) // block_size) for each in workload.prompts)
     needed = sum(needs[-max_num_seqs:])
     return needed + needed // 50 + 1
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import bar_chart, command_line, header, peer_script, report, trial, turns
-from bench.own_engine import Options, OwnEngine
+from bench.own_engine import BLOCK_SIZE, Options, OwnEngine
 from bench.peer import OFFLINE, Peer
 from bench.trial import Trial
 from bench.workload import Workload
@@ -59,7 +59,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
-    command_line.check(options, ("repeats", "num_requests", "batch", "max_num_seqs"))
+    counts = ("repeats", "num_requests", "batch", "max_num_seqs", "block_size")
+    command_line.check(options, counts)
     if options.static and options.batch > options.max_num_seqs:
         raise ValueError(
             f"a static batch of {options.batch} cannot run together with "
@@ -75,8 +76,9 @@ def _check(options: argparse.Namespace) -> None:
 
 def _engine_options(options: argparse.Namespace) -> Options:
     return Options(
-        options.dtype, options.max_num_seqs, options.max_num_batched_tokens, options.num_blocks
-    )
+        options.dtype, options.max_num_seqs, options.max_num_batched_tokens, options.num_blocks,
+        block_size=options.block_size,
+    )  # fmt: skip
 
 
 def _peers(options: argparse.Namespace) -> Iterator[Peer]:
@@ -126,6 +128,7 @@ def _result(
     ours = next(iter(trials.values()))[-1]
     names = (
         "dtype", "repeats", "num_requests", "batch", "max_num_seqs", "max_num_batched_tokens",
+        "block_size",
     )  # fmt: skip
     return {
         "header": header.describe(),
@@ -171,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--single", action="store_true", help=f"also run one request alone, {SINGLE_TOKENS} tokens")
     add("--max-num-seqs", type=int, default=64)
     add("--max-num-batched-tokens", type=int)
+    add("--block-size", type=int, default=BLOCK_SIZE, help="of our engine")
     add("--num-blocks", type=int, help="default: so many that nothing is preempted")
     add("--json", type=Path, help="write everything that was measured")
     add("--plot", type=Path, help="draw the medians (needs matplotlib)")

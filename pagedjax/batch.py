@@ -133,6 +133,9 @@ class Packer:
         tokens = [row.request.tokens[row.start : row.end] for row in chunks]
         positions = [np.arange(row.start, row.end, dtype=np.int32) for row in chunks]
         decode_slots = self._slots([row.request for row in plan.decode], shape.decode_rows)
+        logit_slots = decode_slots  # as long as every row is a decode row, which draws
+        if chunks or len(plan.samplers) != len(plan.decode):
+            logit_slots = self._slots(plan.samplers, shape.logit_rows)
         self._tables.update(plan.rows)
         return StepBatch(
             decode_slots=decode_slots,
@@ -143,23 +146,18 @@ class Packer:
             context_lens=_padded([row.end for row in chunks], rows),
             tables=self._tables.take(self._slots([row.request for row in chunks], rows)),
             logit_rows=_padded(self._logit_rows(plan, shape, ends), shape.logit_rows),
-            logit_slots=self._slots(plan.samplers, shape.logit_rows),
+            logit_slots=logit_slots,
         )
 
-    def sampling(self, plan: Plan, shape: Shape) -> SamplingArrays:
-        """What the sampler needs for the plan's sampling rows, padded like the logit rows."""
-        slots = self._sampling_slots(plan, shape)
+    def sampling(self, plan: Plan, slots: Any) -> SamplingArrays:
+        """What the sampler needs for the plan's sampling rows; slots: the batch's `logit_slots`."""
+        self._values.update(plan.samplers)
         return SamplingArrays(slots=slots, **self._values.take(tuple(SAMPLING), slots))
 
-    def adjustments(self, plan: Plan, shape: Shape) -> Adjustments:
-        """What the sampling rows want beside `sampling`, padded like the logit rows."""
-        slots = self._sampling_slots(plan, shape)
+    def adjustments(self, plan: Plan, slots: Any) -> Adjustments:
+        """What the sampling rows want beside `sampling`, in the same order."""
+        self._values.update(plan.samplers)
         return Adjustments(**self._values.take(tuple(ADJUSTMENTS), slots))
-
-    def _sampling_slots(self, plan: Plan, shape: Shape) -> Any:  # [R]
-        requests = plan.samplers
-        self._values.update(requests)
-        return self._slots(requests, shape.logit_rows)
 
     def targets(self, plan: Plan, shape: Shape) -> Any:  # [Sp]
         """The token that follows each token of the chunks, for scoring; 0 where none is known."""

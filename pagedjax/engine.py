@@ -167,13 +167,13 @@ class Engine:
         self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
-        for request_id in dict.fromkeys(request.id for request in progressed):
-            transcript = self._transcripts[request_id]
-            is_read = transcript.every_step and not self._only_ends
-            if is_read or transcript.looks_for_stops or transcript.is_finished:
-                self._unread.append(transcript.snapshot(self.scheduler.stop))
+        known, only_ends = self._transcripts, self._only_ends
+        told = [each.id for each in progressed if known[each.id].is_told(each, only_ends)]
+        for request_id in dict.fromkeys(told):
+            transcript = known[request_id]
+            self._unread.append(transcript.snapshot(self.scheduler.stop))
             if transcript.is_finished:
-                del self._transcripts[request_id]
+                del known[request_id]
 
     def next_arrival(self) -> int:
         """A number that no earlier request has."""

@@ -74,23 +74,25 @@ class HostTables:
     def __init__(self, num_slots: int, num_blocks: int, block_size: int, width: int) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._tables: Any = np.full((num_slots + 1, width), num_blocks, np.int32)
-        # A request gets a new list whenever it starts, so the list tells whose table is known.
-        self._known: list[tuple[list[int] | None, int]] = [(None, 0)] * num_slots
+        # A request gets a new list whenever it starts, so the list tells whose table is known;
+        # with it, how many blocks it had and the last of them.
+        self._known: list[tuple[list[int] | None, int, int]] = [(None, 0, -1)] * num_slots
 
     def update(self, rows: Sequence[Row]) -> None:
         """Write down what has changed: blocks from the one that the row writes first."""
-        for request, start, *_ in rows:
+        for request, start, _, _ in rows:
             slot, blocks = request.slot, request.block_ids
             assert slot is not None
-            known, count = self._known[slot]
+            known, count, last = self._known[slot]
             first = min(count, start // self._block_size)
             if known is not blocks:
                 first = 0
                 self._tables[slot] = self._num_blocks
-            if known is not blocks or count != len(blocks) or first < count:
-                self._tables[slot, first : len(blocks)] = blocks[first:]
-                self._tables[slot, len(blocks) : count] = self._num_blocks
-                self._known[slot] = (blocks, len(blocks))
+            elif count == len(blocks) and first >= count - 1 and blocks[-1] == last:
+                continue  # as most rows: one token more in the same block
+            self._tables[slot, first : len(blocks)] = blocks[first:]
+            self._tables[slot, len(blocks) : count] = self._num_blocks
+            self._known[slot] = (blocks, len(blocks), blocks[-1])
 
     def take(self, slots: Any) -> Any:  # [B, P]
         """The tables at `slots` [B]."""

@@ -123,7 +123,8 @@ class _Trial:
     def _run(self, state: EngineState, plan: Plan, shape: Shape) -> tuple[EngineState, bytes]:
         batch = self._packer.pack(plan, shape)
         state, _, hidden = self._programs.forward(self._params, state, batch)
-        arrays = self._packer.sampling(plan, shape), self._packer.adjustments(plan, shape)
+        slots = batch.logit_slots
+        arrays = self._packer.sampling(plan, slots), self._packer.adjustments(plan, slots)
         drawn = self._programs.sample("logprobs", self._params, state, hidden, *arrays)
         state = dataclasses.replace(state, tokens=drawn.slot_tokens)
         logits = self._programs.logits(self._params, hidden)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from pagedjax.request import Request
@@ -26,7 +28,8 @@ class Row(NamedTuple):
         return self.start + self.num_tokens
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """A step. `decode` rows have one token, taken from the slot; `chunks` bring known tokens.
 
     copies: pairs of blocks (from, to) to copy before the step, in all layers.
@@ -36,17 +39,17 @@ class Plan(NamedTuple):
     chunks: list[Row]
     copies: Sequence[tuple[int, int]] = ()
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """All rows, in the order of their tokens in the step."""
         return self.decode + self.chunks
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return len(self.decode) + sum(row.num_tokens for row in self.chunks)
 
-    @property
+    @cached_property
     def samplers(self) -> list[Request]:
         """Who takes a token, in the order in which `commit` wants the tokens."""
         return [request for row in self.rows for request in row.samples]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,9 @@ from pagedjax.kv_cache import copy_blocks
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
 from pagedjax.penalties import Adjustments, Tables
+from pagedjax.request import Variant
 from pagedjax.sampler import SamplingArrays
-from pagedjax.step import Drawn, EngineState, StepConfig, Variant
+from pagedjax.step import Drawn, EngineState, StepConfig
 
 
 class Job(NamedTuple):
@@ -40,7 +41,7 @@ class Job(NamedTuple):
 # LLVM's level. 3, the default, takes half as long again to compile, and its loops, which gather
 # pages and take exponentials, are slower: a step of 64 rows over 256 keys took 1.2 times as long.
 CPU_OPTIONS = {"xla_backend_optimization_level": 1}
-VARIANTS: tuple[Variant, ...] = ("greedy", "random", "logprobs", "full")
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 class Programs:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.token_edits import TokenEdits
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# Ways of drawing, each with all that the ones before it have; see `step.sample`.
+Variant = Literal["greedy", "random", "logprobs", "full"]
 
 
 class Status(enum.Enum):
@@ -97,12 +100,21 @@ class Request:
         lists = {"tokens": list(self.tokens), "token_logprobs": list(self.token_logprobs)}
         return Request(**{**values, **lists, **changes})
 
-    @property
+    @cached_property
     def is_adjusted(self) -> bool:
         """Whether its logits are changed before temperature and filters."""
         params = self.params
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         return penalties != (1, 0, 0) or self.edits.exist
+
+    @cached_property
+    def variant(self) -> Variant:
+        """The least way of drawing that has all it asks for."""
+        if self.is_adjusted:
+            return "full"
+        if self.params.logprobs is not None:
+            return "logprobs"
+        return "random" if self.params.temperature else "greedy"
 
     @property
     def scores_prompt(self) -> bool:
@@ -123,6 +135,19 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values no dispatched step writes yet."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_computable(self) -> int:
+        """Those that may be computed now; nothing asks for what follows a scored text."""
+        return self.num_uncomputed - int(self.score)
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether one in flight decides what comes next: it may be the last, or choose what may
+        follow."""
+        if not self.num_pending:
+            return False
+        return self.num_tokens >= self.max_len or self.edits.need_every_token
 
     @property
     def output_ids(self) -> list[int]:

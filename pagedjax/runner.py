@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pagedjax import attention, models
-from pagedjax.batch import Buckets, Packer, Shape
+from pagedjax.batch import Buckets, Packer
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.hooks import check_processor
 from pagedjax.invariance import invariant_buckets
@@ -25,11 +25,11 @@ from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh
 from pagedjax.params import Params, check_arrays, check_params
 from pagedjax.plan import Plan
-from pagedjax.programs import Job, Programs, use_compilation_cache
-from pagedjax.request import Request
+from pagedjax.programs import VARIANTS, Job, Programs, use_compilation_cache
+from pagedjax.request import Request, Variant
 from pagedjax.slot_tables import SlotTables
 from pagedjax.stats import CompileReport
-from pagedjax.step import Drawn, EngineState, StepConfig, Variant, make_state
+from pagedjax.step import Drawn, EngineState, StepConfig, make_state
 from pallas_kernels.formats import FORMATS
 
 CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
@@ -116,7 +116,7 @@ class Runner:
         samplers = plan.samplers
         logprobs = None
         if samplers:
-            drawn = self._sample(plan, shape, hidden)
+            drawn = self._sample(plan, batch.logit_slots, hidden)
             self._state = dataclasses.replace(self._state, tokens=drawn.slot_tokens)
             tokens, logprobs = drawn.tokens, drawn.logprobs
             tokens.copy_to_host_async()
@@ -131,13 +131,13 @@ class Runner:
         padded = shape.decode_rows + shape.tokens
         return InFlight(plan, padded, last, tokens, scores, ranked, logprobs)
 
-    def _sample(self, plan: Plan, shape: Shape, hidden: jax.Array) -> Drawn:
+    def _sample(self, plan: Plan, slots: Any, hidden: jax.Array) -> Drawn:
         """Draw with the smallest variant that has what the batch asks for."""
         requests = plan.samplers
-        arrays: list[Any] = [self._packer.sampling(plan, shape)]
+        arrays: list[Any] = [self._packer.sampling(plan, slots)]
         variant = self._variant(requests)
         if variant in ("logprobs", "full"):
-            arrays.append(self._packer.adjustments(plan, shape))
+            arrays.append(self._packer.adjustments(plan, slots))
         if variant == "full":
             self._tables.sync(requests)
             arrays.append(self._tables.arrays)
@@ -147,12 +147,10 @@ class Runner:
         return drawn
 
     def _variant(self, requests: Sequence[Request]) -> Variant:
-        if self._step_config.processor or any(request.is_adjusted for request in requests):
+        if self._step_config.processor:
             return "full"
-        if any(request.params.logprobs is not None for request in requests):
-            return "logprobs"
-        greedy = all(request.params.temperature == 0 for request in requests)
-        return "greedy" if greedy else "random"
+        wanted = {request.variant for request in requests}
+        return next(each for each in reversed(VARIANTS) if each in wanted)
 
     def recover(self) -> None:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""
@@ -177,9 +175,10 @@ class Runner:
     def _jobs(self) -> Iterator[Job]:
         empty, packer, tables = Plan([], []), self._packer, self._tables.shapes()
         for shape in self.buckets.shapes():
-            arrays = (packer.pack(empty, shape), packer.sampling(empty, shape),
-                      packer.adjustments(empty, shape))  # fmt: skip
-            yield from self._programs.jobs(self.params, self._state, *arrays, tables)
+            batch = packer.pack(empty, shape)
+            slots = batch.logit_slots
+            arrays = packer.sampling(empty, slots), packer.adjustments(empty, slots)
+            yield from self._programs.jobs(self.params, self._state, batch, *arrays, tables)
         copies = [
             packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
             for size in self.buckets.copy_buckets

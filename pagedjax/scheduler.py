@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
+from operator import itemgetter
 
 from pagedjax.blocks import BlockPool
 from pagedjax.holdings import Holdings
@@ -90,9 +91,10 @@ class Scheduler:
                 budget -= chunks[-1].num_tokens
         if not decode and not chunks and self.num_waiting and self._park_ranked():
             return self.schedule()
-        for row in decode + chunks:
+        plan = Plan(decode, chunks, copies)
+        for row in plan.rows:
             self._advance(row)
-        return Plan(decode, chunks, copies)
+        return plan
 
     def commit(self, plan: Plan, token_ids: Sequence[int]) -> list[Request]:
         """Take the tokens of a plan's samplers; return the requests that made progress."""
@@ -102,7 +104,8 @@ class Scheduler:
                 continue  # aborted, or stopped by the token before; or it wants no token
             request.num_pending -= 1
             request.tokens.append(token)
-            self._holdings.enter_full_blocks(request)
+            if not len(request.tokens) % self.blocks.block_size:
+                self._holdings.enter_full_blocks(request)
             self._stop_if_done(request, token)
             progressed.append(request)
         for row in plan.chunks:
@@ -162,13 +165,12 @@ class Scheduler:
     def _schedule_decode(self, copies: list[tuple[int, int]]) -> list[Row]:
         rows: list[Row] = []
         for request in list(self.running):  # a copy: making room may preempt those at the end
-            at_limit = request.num_tokens >= request.max_len or request.edits.need_every_token
-            if request.status is not Status.RUNNING or (request.num_pending and at_limit):
-                continue  # with a token in flight it may be done, or not know what it may draw
+            if request.status is not Status.RUNNING or request.awaits_token:
+                continue
             if self._make_room(request, copies) and request.slot_has_token:
-                rows.append(Row(request, request.num_computed, 1, samples=(request,)))
+                rows.append(Row(request, request.num_computed, 1, (request,)))
         # Neighbours of similar length: attention computes rows in groups up to their longest.
-        return sorted(rows, key=lambda row: row.start)
+        return sorted(rows, key=itemgetter(1))
 
     def _make_room(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Give `request` a block of its own to write next; False if it had to be preempted.
@@ -207,10 +209,10 @@ class Scheduler:
 
     @staticmethod
     def _in_prefill(request: Request) -> bool:
-        return not request.slot_has_token and _num_computable(request) > 0
+        return not request.slot_has_token and request.num_computable > 0
 
     def _chunk(self, request: Request, budget: int) -> Row:
-        count = min(_num_computable(request), budget)
+        count = min(request.num_computable, budget)
         end = request.num_computed + count
         samples: tuple[Request, ...] = ()
         if end == request.num_tokens and not request.score:
@@ -234,7 +236,8 @@ class Scheduler:
         """Count the row as done: whatever is planned next runs after it."""
         request = row.request
         request.num_computed += row.num_tokens
-        self._holdings.enter_full_blocks(request)
+        if row.num_tokens > 1 or not request.num_computed % self.blocks.block_size:
+            self._holdings.enter_full_blocks(request)
         for each in row.samples:
             if each.num_candidates:
                 continue
@@ -293,8 +296,3 @@ class Scheduler:
             self._finish(request, "stop", token)
         elif len(request.tokens) >= request.max_len:
             self._finish(request, "length")
-
-
-def _num_computable(request: Request) -> int:
-    """Tokens that may be computed now; nothing asks for what follows a scored text's last one."""
-    return request.num_uncomputed - int(request.score)

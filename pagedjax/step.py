@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +27,9 @@ from pagedjax.logprobs import TokenLogprobs, token_logprobs
 from pagedjax.mesh import sharding
 from pagedjax.params import Params
 from pagedjax.penalties import Adjustments, Tables, adjust
+from pagedjax.request import Variant
 from pagedjax.sampler import SamplingArrays, processed_logits
 
-Variant = Literal["greedy", "random", "logprobs", "full"]
 SCORE_ROWS = 64  # rows whose logits exist at one time while scoring
 
 

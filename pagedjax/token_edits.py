@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,13 @@ class TokenEdits:
     end_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
 
-    @property
+    @cached_property
     def exist(self) -> bool:
         """Whether the request edits anything at all."""
         held = bool(self.end_ids) and self.min_tokens > 0
         return bool(self.bias or self.bad_words or held) or self.allowed is not None
 
-    @property
+    @cached_property
     def need_every_token(self) -> bool:
         """Whether the host must know the last token before the next can be drawn.
 

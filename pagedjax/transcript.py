@@ -108,13 +108,19 @@ class Transcript:
         self._texts = [self._new_text(each) for each in samples]
         self._num_shown = [0] * len(samples)
         # Stop strings are looked for in every snapshot.
-        self.looks_for_stops = any(isinstance(text, CutText) for text in self._texts)
+        self._looks_for_stops = any(isinstance(text, CutText) for text in self._texts)
         self._logprobs = LogprobTexts(self._tokenizer)
 
     @property
     def is_finished(self) -> bool:
         """Whether every sample is."""
         return all(each.is_finished for each in self.samples)
+
+    def is_told(self, sample: Request, only_ends: bool) -> bool:
+        """Whether the sample's new token makes a snapshot; only_ends: nobody reads the others."""
+        if (self.every_step and not only_ends) or self._looks_for_stops:
+            return True
+        return sample.is_finished and self.is_finished
 
     def snapshot(self, on_stop: OnStop | None = None) -> RequestOutput:
         """All output so far; what is new since the last call is in the deltas.

@@ -523,11 +523,11 @@ def packed(**params):
     """The weights, at logits [0, 1, 2, 3], of a request with these SamplingParams."""
     request = Request(
         id="a", arrival=0, tokens=[1, 2], num_prompt=2, params=SamplingParams(**params), seed=0,
-        max_len=5, stop_ids=frozenset(), eos_ids=frozenset(), slot=0,
+        max_len=5, stop_ids=frozenset(), eos_ids=frozenset(), slot=0, block_ids=[3],
     )  # fmt: skip
     plan = Plan([], [Row(request, 0, 2, samples=(request,))])
     packer = Packer(Buckets(4, 64), num_blocks=10, block_size=16, table_width=4)
-    arrays = packer.sampling(plan, packer.buckets.fit(plan))
+    arrays = packer.sampling(plan, packer.pack(plan, packer.buckets.fit(plan)).logit_slots)
     weights = filtered_weights(repeated([0, 1, 2, 3], arrays.slots.shape[0]), arrays)
     return np.asarray(weights)[0]
 
