@@ -104,7 +104,7 @@ class Scheduler:
                 continue  # aborted, or stopped by the token before; or it wants no token
             request.num_pending -= 1
             request.tokens.append(token)
-            if not len(request.tokens) % self.blocks.block_size:
+            if not len(request.tokens) % self.blocks.block_size:  # a block may just have filled
                 self._holdings.enter_full_blocks(request)
             self._stop_if_done(request, token)
             progressed.append(request)

@@ -20,7 +20,8 @@ from jax import lax
 from pallas_kernels.formats import decode, format_of, quantise
 
 NEGATIVE = -1e30  # finite, so that a fully masked row gives zeros and not NaN
-GROUP_TOKENS = 128  # keys per step of the loop
+GROUP_TOKENS = 128  # keys per step of the loop; more would leave the CPU's cache
+FEW_ROWS, FEW_ROWS_GROUP_TOKENS = 4, 256
 TILE_QUERIES = 32  # queries of one row that share a walk over its pages
 TILES_AT_ONCE = 4
 ROWS_AT_ONCE = 16
@@ -39,10 +40,13 @@ def paged_decode(
     soft_cap: float | None = None,
     k_scales: jax.Array | None = None,  # [L, N, K, T]
     v_scales: jax.Array | None = None,  # [L, N, K, T]
+    group_tokens: int | None = None,
 ) -> jax.Array:  # [B, H, D]
     """One query a row, at the last position of its context; rows of length 0 return zeros.
 
-    The options are those of `reference.paged_prefill`.
+    group_tokens: keys per step of the loop. By default few rows have larger groups, since a step
+        costs them more than its keys; then a row's bits depend on the number of rows.
+    The other options are those of `reference.paged_prefill`.
     """
     rows, heads, width = q.shape
     kv_heads = k_pool.shape[2]
@@ -53,6 +57,7 @@ def paged_decode(
         context_lens=context_lens,
         num_tiles=jnp.int32(rows),
         at_once=ROWS_AT_ONCE,
+        pages=_pages_per_group(k_pool, group_tokens or _group_tokens(rows)),
         scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
     return out.reshape(q.shape).astype(q.dtype)
@@ -98,6 +103,7 @@ def paged_prefill(
         context_lens=jnp.minimum(context_lens[tile_rows], positions.max(axis=1) + 1),
         num_tiles=num_tiles,
         at_once=TILES_AT_ONCE,
+        pages=_pages_per_group(k_pool, GROUP_TOKENS),
         scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
     out = out.reshape(-1, kv_heads, TILE_QUERIES, group, width)
@@ -148,6 +154,7 @@ def _attend_in_batches(
     context_lens: jax.Array,  # [tiles]
     num_tiles: jax.Array,  # scalar; tiles past it are not computed and are zeros
     at_once: int,
+    pages: int,
     **options: Any,
 ) -> jax.Array:  # [tiles, K, M, D] float32
     """`_attend` for `at_once` tiles at a time, each batch up to its own longest context.
@@ -155,9 +162,11 @@ def _attend_in_batches(
     Small batches keep the gathered pages in the CPU's cache and waste less on short rows.
     """
     count = q.shape[0]
-    tables = _whole_groups(block_tables, k_pool)
+    # A whole number of page groups, filled with N.
+    missing = -block_tables.shape[1] % pages
+    tables = jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=k_pool.shape[1])
     attend: Callable[..., jax.Array] = partial(
-        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, **options
+        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, **options
     )
     if count <= at_once:
         return attend(q, tables=tables[table_rows], query_positions=query_positions,
@@ -189,13 +198,13 @@ def _attend(
     tables: jax.Array,  # [B, P], P a multiple of the pages per group
     query_positions: jax.Array,  # [B, M or M / G]; a query sees keys 0..position
     context_lens: jax.Array,  # [B]; keys past it are never used, whatever they hold
+    pages: int,  # of a group
     scale: float,
     window: int | None,
     soft_cap: float | None,
     k_scales: jax.Array | None,  # [L, N, K, T]
     v_scales: jax.Array | None,  # [L, N, K, T]
 ) -> jax.Array:  # [B, K, M, D] float32
-    pages = _pages_per_group(k_pool)
     span = pages * k_pool.shape[3]
     heads_per_query = q.shape[2] // query_positions.shape[1]
     positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
@@ -322,14 +331,12 @@ def _numbers(stored: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return stored if format_of(stored) is None else decode(stored, dtype)
 
 
-def _pages_per_group(pool: jax.Array) -> int:
-    return max(1, GROUP_TOKENS // pool.shape[3])
+def _group_tokens(rows: int) -> int:
+    return FEW_ROWS_GROUP_TOKENS if rows <= FEW_ROWS else GROUP_TOKENS
 
 
-def _whole_groups(block_tables: jax.Array, pool: jax.Array) -> jax.Array:
-    """Pad the tables with N to a whole number of page groups."""
-    missing = -block_tables.shape[1] % _pages_per_group(pool)
-    return jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=pool.shape[1])
+def _pages_per_group(pool: jax.Array, group_tokens: int) -> int:
+    return max(1, group_tokens // pool.shape[3])
 
 
 def _tiles(query_starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -42,8 +42,14 @@ def test_the_golden_file_is_as_large_as_promised() -> None:
     assert len(compared) >= 10
 
 
-@pytest.mark.parametrize("steps_in_flight", [0, 1])
-@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "batch, steps_in_flight",
+    [
+        *[(1, 1), (4, 0), (8, 1)],
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 0), (2, 1), (2, 0), (4, 1))],
+        pytest.param(8, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_ids_equal_hugging_face(llm: LLM, batch: int, steps_in_flight: int) -> None:
     """In batches of mixed lengths; a batch's requests run together."""
     engine = llm.engine
