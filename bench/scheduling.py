@@ -1,7 +1,8 @@
 """Host cost of a step: `python -m bench.scheduling [--json FILE]`.
 
-Times `Scheduler.schedule` and `commit` for a full batch of decoding requests, with nothing on a
-device, against the number of waiting requests and the size of the pool. Neither may matter.
+Times `Scheduler.schedule` and `commit`, and the packing between them, for a full batch of decoding
+requests, with nothing on a device, against the number of waiting requests and the size of the pool.
+Neither may matter. What is left of the host's work is the call of the compiled programs.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from functools import partial
 from pathlib import Path
 
 from bench import header
+from pagedjax.batch import Buckets, Packer
 from pagedjax.blocks import BlockPool
 from pagedjax.one_line import exit_status
 from pagedjax.request import Request
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduler import Scheduler
 
-PROMPT_TOKENS = 100
+PROMPT_TOKENS, BLOCK_SIZE = 100, 16
+MAX_LEN = PROMPT_TOKENS + 1000
 STEPS = 200
+SIZES = ((0, 10_000), (1_000, 10_000), (100_000, 10_000), (100_000, 200_000))  # waiting, blocks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,37 +42,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     rows = [
-        {"waiting": waiting, "num_blocks": blocks, **_measure(options.running, waiting, blocks)}
-        for waiting, blocks in ((0, 10_000), (1_000, 10_000), (100_000, 10_000), (100_000, 200_000))
+        {"waiting": waiting, "num_blocks": blocks, **measure(options.running, waiting, blocks)}
+        for waiting, blocks in SIZES
     ]
     described = header.describe()
     print("\n".join(header.lines(described)))
-    print(f"schedule + commit, {options.running} running requests, median of {STEPS} steps")
+    print(f"{options.running} running requests, medians of {STEPS} steps")
     for row in rows:
-        print("waiting {waiting:>7}  blocks {num_blocks:>7}  {median_ms:.3f} ms".format(**row)
-              + "  ({min_ms:.3f} to {max_ms:.3f})".format(**row))  # fmt: skip
+        print("waiting {waiting:>7}  blocks {num_blocks:>7}".format(**row)
+              + "  schedule and commit {median_ms:.3f} ms".format(**row)
+              + " ({min_ms:.3f} to {max_ms:.3f}), pack {pack_ms:.3f} ms".format(**row))  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps({"header": described, "rows": rows}, indent=1) + "\n")
 
 
-def _measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
-    scheduler = Scheduler(BlockPool(num_blocks, 16), running, running * PROMPT_TOKENS)
+def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
+    """Milliseconds of a step; ValueError if the pool is so small that requests are preempted."""
+    budget = running * PROMPT_TOKENS
+    scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), running, budget)
+    width = -(-MAX_LEN // BLOCK_SIZE)
+    packer = Packer(Buckets(running, budget), num_blocks, BLOCK_SIZE, width)
     for arrival in range(running + waiting):
         scheduler.add(_request(arrival))
-    times = []
+    times, packing = [], []
     for step in range(STEPS + 2):
         start = time.perf_counter()
         plan = scheduler.schedule()
+        planned = time.perf_counter()
+        batch = packer.pack(plan, packer.buckets.fit(plan))
+        packer.sampling(plan, batch.logit_slots)
+        packed = time.perf_counter()
         scheduler.commit(plan, [step % 1000] * len(plan.samplers))
-        times.append(1e3 * (time.perf_counter() - start))
-    times = times[2:]  # the first steps compute the prompts
-    return {"median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times)}
+        times.append(1e3 * (time.perf_counter() - packed + planned - start))
+        packing.append(1e3 * (packed - planned))
+    if scheduler.num_preemptions:
+        raise ValueError(f"{num_blocks} blocks are too few: {running} requests were preempted")
+    times, packing = times[2:], packing[2:]  # the first steps compute the prompts
+    return {
+        "median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times),
+        "pack_ms": statistics.median(packing),
+    }  # fmt: skip
 
 
 def _request(arrival: int) -> Request:
     return Request(
         id=str(arrival), arrival=arrival, tokens=[arrival % 1000] * PROMPT_TOKENS,
-        num_prompt=PROMPT_TOKENS, params=SamplingParams(), seed=0, max_len=PROMPT_TOKENS + 1000,
+        num_prompt=PROMPT_TOKENS, params=SamplingParams(), seed=0, max_len=MAX_LEN,
         stop_ids=frozenset(), eos_ids=frozenset(),
     )  # fmt: skip
 

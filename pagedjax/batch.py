@@ -82,16 +82,19 @@ class Buckets:
         """Block copies before a step: one a running request at most."""
         return _up_to([8], max(8, self.max_num_seqs))
 
-    @property
-    def mixed_rows(self) -> tuple[int, ...]:
-        """Decode rows of a step with chunks; its logit rows are as many."""
+    def mixed_rows(self, tokens: int) -> tuple[int, ...]:
+        """Decode rows of a step with so many tokens of chunks; its logit rows are as many.
+
+        Few rows have a shape of their own where all of them would add a quarter or more.
+        """
+        most = max(self.least_rows, self.max_num_seqs)
         few = max(FEW_ROWS, self.least_rows)
-        return _up_to([few], max(self.least_rows, self.max_num_seqs))
+        return _up_to([few] if 4 * most >= tokens else [], most)
 
     def shapes(self) -> list[Shape]:
         """Every shape that `fit` can return."""
         alone = [Shape(rows, 0, rows) for rows in self.row_buckets]
-        return alone + [Shape(r, t, r) for t in self.token_buckets for r in self.mixed_rows]
+        return alone + [Shape(r, t, r) for t in self.token_buckets for r in self.mixed_rows(t)]
 
     def fit(self, plan: Plan) -> Shape:
         """The smallest shape that holds the plan."""
@@ -100,8 +103,9 @@ class Buckets:
         if not tokens:
             rows = _smallest(self.row_buckets, rows)
             return Shape(rows, 0, rows)
-        rows = _smallest(self.mixed_rows, rows)
-        return Shape(rows, _smallest(self.token_buckets, tokens), rows)
+        tokens = _smallest(self.token_buckets, tokens)
+        rows = _smallest(self.mixed_rows(tokens), rows)
+        return Shape(rows, tokens, rows)
 
     def ragged_rows(self, tokens: int) -> int:
         """Bp, the chunks that a ragged section of `tokens` tokens has room for."""

@@ -9,9 +9,8 @@ bit as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,16 +49,17 @@ def paged_decode(
     """
     rows, heads, width = q.shape
     kv_heads = k_pool.shape[2]
-    out = _attend_in_batches(
-        q.reshape(rows, kv_heads, heads // kv_heads, width), k_pool, v_pool, layer, block_tables,
-        table_rows=jnp.arange(rows, dtype=jnp.int32),
-        query_positions=context_lens[:, None] - 1,
-        context_lens=context_lens,
-        num_tiles=jnp.int32(rows),
-        at_once=ROWS_AT_ONCE,
-        pages=_pages_per_group(k_pool, group_tokens or _group_tokens(rows)),
-        scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
+    pages = _pages_per_group(k_pool, group_tokens or _group_tokens(rows))
+    attend: Callable[..., jax.Array] = partial(
+        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, scale=scale,
+        window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
+    out = _in_batches(
+        attend,
+        q.reshape(rows, kv_heads, heads // kv_heads, width),
+        _whole_groups(block_tables, k_pool, pages),
+        context_lens,
+    )
     return out.reshape(q.shape).astype(q.dtype)
 
 
@@ -81,36 +81,42 @@ def paged_prefill(
     """Causal attention of ragged queries over paged keys; see `reference.paged_prefill`.
 
     Each row's queries are cut into tiles; groups of tiles walk the pages together up to the
-    furthest query among them.
+    furthest query among them. Tiles are read and written one by one, where they lie, so what is
+    done depends on the queries that there are and not on how many rows there is room for.
     """
     tokens, heads, width = q.shape
     kv_heads = k_pool.shape[2]
-    group = heads // kv_heads
     tile_rows, tile_starts, num_tiles = _tiles(query_starts, tokens)
-    queries = (
-        tile_starts[:, None] + jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
-    )  # [tiles, TILE_QUERIES]
-    ends = query_starts[tile_rows + 1]
-    positions = context_lens[tile_rows][:, None] - (ends[:, None] - queries)
-    positions = jnp.where(queries < ends[:, None], positions, -1)
-    tiled = jnp.take(q, queries, axis=0, mode="clip")
-    tiled = tiled.reshape(-1, TILE_QUERIES, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
-    tiled = tiled.reshape(-1, kv_heads, TILE_QUERIES * group, width)
-    out = _attend_in_batches(
-        tiled, k_pool, v_pool, layer, block_tables,
-        table_rows=tile_rows,
-        query_positions=positions,
-        context_lens=jnp.minimum(context_lens[tile_rows], positions.max(axis=1) + 1),
-        num_tiles=num_tiles,
-        at_once=TILES_AT_ONCE,
-        pages=_pages_per_group(k_pool, GROUP_TOKENS),
-        scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
-    )  # fmt: skip
-    out = out.reshape(-1, kv_heads, TILE_QUERIES, group, width)
-    rows, tiles, lanes = _tile_of_each_token(query_starts, tokens)
-    out = out[tiles, :, lanes].reshape(q.shape)
+    pages = _pages_per_group(k_pool, GROUP_TOKENS)
+    tables = _whole_groups(block_tables, k_pool, pages)
+    # Room for the last tiles to reach past the last query.
+    padded = jnp.pad(q, ((0, TILES_AT_ONCE * TILE_QUERIES), (0, 0), (0, 0)))
+    lanes = jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
+
+    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * TILES_AT_ONCE
+        rows = lax.dynamic_slice_in_dim(tile_rows, first, TILES_AT_ONCE)
+        starts = lax.dynamic_slice_in_dim(tile_starts, first, TILES_AT_ONCE)
+        queries, ends = starts[:, None] + lanes, query_starts[rows + 1][:, None]
+        positions = context_lens[rows][:, None] - (ends - queries)
+        positions = jnp.where(queries < ends, positions, -1)
+        part = _attend(
+            _heads_first([_tile(padded, start) for start in starts], kv_heads),
+            k_pool=k_pool, v_pool=v_pool, layer=layer, tables=tables[rows],
+            query_positions=positions,
+            context_lens=jnp.minimum(context_lens[rows], positions.max(axis=1) + 1),
+            pages=pages, scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales,
+            v_scales=v_scales,
+        )  # fmt: skip
+        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
+        for start, tile in zip(starts, _queries_first(part, heads), strict=True):
+            out = lax.dynamic_update_slice_in_dim(out, tile.astype(q.dtype), start, 0)
+        return out
+
+    batches = (num_tiles + TILES_AT_ONCE - 1) // TILES_AT_ONCE
+    out = lax.fori_loop(0, batches, one_batch, jnp.zeros(padded.shape, q.dtype))[:tokens]
     inside = jnp.arange(tokens) < query_starts[-1]
-    return jnp.where(inside[:, None, None], out, 0).astype(q.dtype)
+    return jnp.where(inside[:, None, None], out, 0)
 
 
 def write_kv(
@@ -142,51 +148,36 @@ def write_quantised(
     return pool.at[at].set(stored, mode="drop"), scales.at[at].set(new, mode="drop")
 
 
-def _attend_in_batches(
-    q: jax.Array,  # [tiles, K, M, D]
-    k_pool: jax.Array,  # [L, N, K, T, D]
-    v_pool: jax.Array,  # [L, N, K, T, D]
-    layer: jax.Array,  # scalar
-    block_tables: jax.Array,  # [B, P]
-    *,
-    table_rows: jax.Array,  # [tiles]
-    query_positions: jax.Array,  # [tiles, M / heads per query]
-    context_lens: jax.Array,  # [tiles]
-    num_tiles: jax.Array,  # scalar; tiles past it are not computed and are zeros
-    at_once: int,
-    pages: int,
-    **options: Any,
-) -> jax.Array:  # [tiles, K, M, D] float32
-    """`_attend` for `at_once` tiles at a time, each batch up to its own longest context.
+def _in_batches(
+    attend: Callable[..., jax.Array],
+    q: jax.Array,  # [B, K, G, D]
+    tables: jax.Array,  # [B, P]
+    context_lens: jax.Array,  # [B]
+) -> jax.Array:  # [B, K, G, D] float32
+    """`attend` for ROWS_AT_ONCE rows at a time, each batch up to its own longest context.
 
     Small batches keep the gathered pages in the CPU's cache and waste less on short rows.
     """
-    count = q.shape[0]
-    # A whole number of page groups, filled with N.
-    missing = -block_tables.shape[1] % pages
-    tables = jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=k_pool.shape[1])
-    attend: Callable[..., jax.Array] = partial(
-        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, **options
-    )
-    if count <= at_once:
-        return attend(q, tables=tables[table_rows], query_positions=query_positions,
-                      context_lens=context_lens)  # fmt: skip
-    q, table_rows, query_positions, context_lens = (
-        jnp.pad(each, [(0, -count % at_once)] + [(0, 0)] * (each.ndim - 1))
-        for each in (q, table_rows, query_positions, context_lens)
-    )
+    rows = q.shape[0]
+
+    def some(q: jax.Array, tables: jax.Array, lens: jax.Array) -> jax.Array:
+        return attend(q, tables=tables, query_positions=lens[:, None] - 1, context_lens=lens)
+
+    if rows <= ROWS_AT_ONCE:
+        return some(q, tables, context_lens)
+    batches = -(-rows // ROWS_AT_ONCE)
+    arrays = [
+        jnp.pad(each, [(0, -rows % ROWS_AT_ONCE)] + [(0, 0)] * (each.ndim - 1))
+        for each in (q, tables, context_lens)
+    ]
 
     def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
-        first = index * at_once
-        cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=at_once)
-        part = attend(
-            cut(q), tables=tables[cut(table_rows)], query_positions=cut(query_positions),
-            context_lens=cut(context_lens),
-        )  # fmt: skip
+        first = index * ROWS_AT_ONCE
+        part = some(*(lax.dynamic_slice_in_dim(each, first, ROWS_AT_ONCE) for each in arrays))
         return lax.dynamic_update_slice_in_dim(out, part, first, 0)
 
-    batches = (num_tiles + at_once - 1) // at_once
-    return lax.fori_loop(0, batches, one_batch, jnp.zeros(q.shape, jnp.float32))[:count]
+    out = jnp.zeros(arrays[0].shape, jnp.float32)
+    return lax.fori_loop(0, batches, one_batch, out)[:rows]
 
 
 def _attend(
@@ -339,35 +330,43 @@ def _pages_per_group(pool: jax.Array, group_tokens: int) -> int:
     return max(1, group_tokens // pool.shape[3])
 
 
+def _whole_groups(tables: jax.Array, pool: jax.Array, pages: int) -> jax.Array:
+    """Pad the tables with N to a whole number of page groups."""
+    missing = -tables.shape[1] % pages
+    return jnp.pad(tables, ((0, 0), (0, missing)), constant_values=pool.shape[1])
+
+
 def _tiles(query_starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Row and first query of every tile, and the number of tiles in use.
 
-    There are enough tiles for any split of `tokens` queries over the rows; those past the number
-    in use hold no query.
+    There are enough tiles for any split of `tokens` queries over the rows, in whole batches; those
+    past the number in use begin where all queries end, or later.
     """
     rows = query_starts.shape[0] - 1
     most = min(tokens, tokens // TILE_QUERIES + rows)
-    ends = _tile_ends(query_starts)
-    index = jnp.arange(most, dtype=jnp.int32)
+    lengths = query_starts[1:] - query_starts[:-1]
+    ends = jnp.cumsum((lengths + TILE_QUERIES - 1) // TILE_QUERIES).astype(jnp.int32)
+    index = jnp.arange(most + -most % TILES_AT_ONCE, dtype=jnp.int32)
     row = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
     row = jnp.minimum(row, rows - 1)
     first = jnp.where(row > 0, ends[row - 1], 0)
     return row, query_starts[row] + (index - first) * TILE_QUERIES, ends[-1]
 
 
-def _tile_ends(query_starts: jax.Array) -> jax.Array:
-    lengths = query_starts[1:] - query_starts[:-1]
-    return jnp.cumsum((lengths + TILE_QUERIES - 1) // TILE_QUERIES).astype(jnp.int32)
+def _tile(q: jax.Array, start: jax.Array) -> jax.Array:  # [TILE_QUERIES, H, D]
+    return lax.dynamic_slice_in_dim(q, start, TILE_QUERIES)
 
 
-def _tile_of_each_token(
-    query_starts: jax.Array, tokens: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row, tile and place in the tile of every query token; those of no row get the last row's."""
-    token = jnp.arange(tokens, dtype=jnp.int32)
-    row = jnp.searchsorted(query_starts[1:], token, side="right", method="compare_all")
-    row = jnp.minimum(row.astype(jnp.int32), query_starts.shape[0] - 2)
-    ends = _tile_ends(query_starts)
-    first = jnp.where(row > 0, ends[row - 1], 0)
-    inside = token - query_starts[row]
-    return row, first + inside // TILE_QUERIES, inside % TILE_QUERIES
+def _heads_first(tiles: Sequence[jax.Array], kv_heads: int) -> jax.Array:  # [B, K, M, D]
+    """From tiles of [queries, H, D]; M is queries x G."""
+    stacked = jnp.stack(tiles)
+    count, queries, heads, width = stacked.shape
+    grouped = stacked.reshape(count, queries, kv_heads, heads // kv_heads, width)
+    return grouped.transpose(0, 2, 1, 3, 4).reshape(count, kv_heads, -1, width)
+
+
+def _queries_first(tiles: jax.Array, heads: int) -> jax.Array:  # [B, queries, H, D]
+    """Undoes `_heads_first`."""
+    count, kv_heads, _, width = tiles.shape
+    grouped = tiles.reshape(count, kv_heads, -1, heads // kv_heads, width)
+    return grouped.transpose(0, 2, 1, 3, 4).reshape(count, -1, heads, width)
