@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import signal
 import subprocess
 import sys
 
@@ -287,15 +288,25 @@ def test_peers_exchange_lines_until_nobody_asks(tmp_path):
         ]  # fmt: skip
 
 
-def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path):
+@pytest.mark.parametrize("begun_with", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path, begun_with):
+    """Also where the asker is a background job, whose children begin with SIGINT ignored."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert json.loads(process.stdout.readline()) == {"torch": "2"}
-        _, said = process.communicate('{"seconds": 600}\n', timeout=60)
+    before = signal.signal(signal.SIGINT, begun_with)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            assert json.loads(process.stdout.readline()) == {"torch": "2"}
+            _, said = process.communicate('{"seconds": 600}\n', timeout=60)
+        finally:
+            process.kill()
     assert "cleaned up" in said
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,8 @@ def answer_tasks(begin: Begin) -> None:
 
     Whoever asks may be killed meanwhile: work that nobody waits for is interrupted.
     """
+    # A background job's children begin with it ignored, and then nothing could interrupt them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     channel = private_stdout()
     lines: queue.Queue[str] = queue.Queue()
     working, gone = threading.Event(), threading.Event()
