@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -304,7 +305,11 @@ def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path, begun_with):
     with process:
         try:
             assert json.loads(process.stdout.readline()) == {"torch": "2"}
-            _, said = process.communicate('{"seconds": 600}\n', timeout=60)
+            process.stdin.write('{"seconds": 600}\n')
+            process.stdin.flush()
+            assert process.stderr.readline() == "said by a library\n"
+            time.sleep(0.5)  # by now it waits in a system call, which only a signal ends
+            _, said = process.communicate(timeout=60)
         finally:
             process.kill()
     assert "cleaned up" in said

@@ -13,8 +13,8 @@ import pytest
 
 from pagedjax import checkpoint
 from pagedjax.convert import convert, load_checkpoint
-from tests.hf_folders import names, write
-from tests.tiny_models import hf_config, hf_tensors, write_hf_folder
+from tests.hf_folders import names
+from tests.tiny_models import write_hf_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,26 +132,32 @@ def test_command_line(tmp_path):
 
 
 # A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
-# installs no handler: this puts back what a command started at a terminal has.
+# installs no handler: the handler set here is what a command started at a terminal has. From the
+# second tensor on the conversion waits for the signal: it cannot be over before.
 HEARS_INTERRUPTS = """
-import runpy, signal
+import runpy, signal, sys
+from pagedjax.convert import assembly
 signal.signal(signal.SIGINT, signal.default_int_handler)
+cast, names = assembly.cast, []
+def waits(name, array, dtype):
+    names.append(name)
+    if len(names) > 1:
+        signal.pause()
+    return cast(name, array, dtype)
+assembly.cast = waits
 runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
 """
 
 
 def test_interrupt_from_the_keyboard(tmp_path):
     """A real signal while tensors are written: one line, nothing left."""
-    big = hf_config("base") | {"vocab_size": 400_000, "tie_word_embeddings": True}
-    tensors = {name: each for name, each in hf_tensors("base").items() if "lm_head" not in name}
-    tensors["model.embed_tokens.weight"] = np.ones((400_000, 64), np.float32)
-    write(tmp_path / "hf", tensors, **big)
+    write_hf_folder("base", tmp_path / "hf")
     command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(names(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
     assert names(tmp_path) == ["hf"]

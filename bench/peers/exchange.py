@@ -5,7 +5,6 @@ task, and each line that it writes is the result. At the end of stdin it ends. I
 so it takes no time from whoever runs meanwhile.
 """
 
-import _thread
 import argparse
 import json
 import os
@@ -69,7 +68,8 @@ def read_lines(lines: "queue.Queue[str]", working: threading.Event, gone: thread
     gone.set()
     lines.put("")
     if working.is_set():
-        _thread.interrupt_main()
+        # A real signal: `_thread.interrupt_main` would not wake a system call that waits already.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def private_stdout() -> TextIO:
