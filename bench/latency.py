@@ -128,8 +128,8 @@ def _peer(options: argparse.Namespace) -> Peer:
 def _ask(peer: Peer, workload: Workload, arrivals: list[float]) -> list[Served]:
     times = peer.serve(workload, arrivals)
     return [
-        Served(arrival, first, last, int(count))
-        for arrival, (first, last, count) in zip(arrivals, times, strict=True)
+        Served(arrival, tuple(seconds), count)
+        for arrival, (seconds, count) in zip(arrivals, times, strict=True)
     ]
 
 

@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from bench import line_chart, report
-from bench.served import Served, first_token_s, per_token_ms, quantiles, tokens_per_second
+from bench.served import (
+    Served,
+    between_tokens_ms,
+    first_token_s,
+    per_token_ms,
+    quantiles,
+    tokens_per_second,
+)
 
 IDLE = "one at a time"
 COLUMNS = (
     "engine, arrivals", "a second", "tokens/s", "first token s", "p99", "ms/token", "p99",
-    "over idle",
+    "over idle", "ms between", "p99", "over idle",
 )  # fmt: skip
+# What is compared with the idle engine, and under which name: a request's mean time per token, and
+# each single wait, of which the median does not see the few that other prompts make long.
+OVER_IDLE = {"per_token_ms": "over_idle", "between_tokens_ms": "between_over_idle"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,11 @@ Measured = Mapping[tuple[str, Condition], Sequence[Sequence[Served]]]
 def entries(measured: Measured) -> list[dict[str, Any]]:
     """The numbers of each engine under each condition."""
     found = [_entry(name, condition, each) for (name, condition), each in measured.items()]
-    idle = {each["name"]: each["per_token_ms"]["median"] for each in found if each["rate"] is None}
+    idle = {each["name"]: each for each in found if each["rate"] is None}
     for each in found:
-        each["over_idle"] = round(each["per_token_ms"]["median"] / idle[each["name"]], 3)
+        for times, ratio in OVER_IDLE.items():
+            alone = idle[each["name"]][times]["median"]
+            each[ratio] = round(each[times]["median"] / alone, 3)
     return found
 
 
@@ -55,15 +67,16 @@ def _entry(name: str, condition: Condition, repeats: Sequence[Sequence[Served]])
         "tokens_per_second": None
         if rate is None
         else round(statistics.median(map(tokens_per_second, repeats)), 2),
-        "first_token_s": quantiles(first_token_s(pooled)),
-        "per_token_ms": quantiles(per_token_ms(pooled)),
-        "repeats": [
-            {
-                "first_token_s": quantiles(first_token_s(each)),
-                "per_token_ms": quantiles(per_token_ms(each)),
-            }
-            for each in repeats
-        ],
+        **_times(pooled),
+        "repeats": [_times(each) for each in repeats],
+    }
+
+
+def _times(requests: Sequence[Served]) -> dict[str, dict[str, float]]:
+    return {
+        "first_token_s": quantiles(first_token_s(requests)),
+        "per_token_ms": quantiles(per_token_ms(requests)),
+        "between_tokens_ms": quantiles(between_tokens_ms(requests)),
     }
 
 
@@ -92,7 +105,7 @@ def one_line(requests: Sequence[Served]) -> str:
 
 
 def draw(measured: Measured, title: str, path: Path) -> None:
-    """Write the distributions of both times as a plot."""
+    """Write the distributions of the times as a plot."""
     pooled = {
         f"{name}, {condition.name}": [each for repeat in repeats for each in repeat]
         for (name, condition), repeats in measured.items()
@@ -100,13 +113,14 @@ def draw(measured: Measured, title: str, path: Path) -> None:
     panels = [
         line_chart.Panel(
             label,
-            "share of requests",
+            "share",
             {name: line_chart.shares(values(each)) for name, each in pooled.items()},
             marked=False,
         )
         for label, values in (
             ("seconds to the first token", first_token_s),
             ("ms per further token", per_token_ms),
+            ("ms between two tokens", between_tokens_ms),
         )
     ]
     line_chart.draw(panels, title, path)
@@ -115,6 +129,7 @@ def draw(measured: Measured, title: str, path: Path) -> None:
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     alone = entry["rate"] is None
     first, token = entry["first_token_s"], entry["per_token_ms"]
+    between = entry["between_tokens_ms"]
     return (
         f"{entry['name']}, {entry['arrivals']}",
         "" if alone else f"{entry['rate']:.2f}",
@@ -124,6 +139,9 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         f"{token['median']:.1f}",
         f"{token['p99']:.1f}",
         f"{entry['over_idle']:.2f} x",
+        f"{between['median']:.1f}",
+        f"{between['p99']:.1f}",
+        f"{entry['between_over_idle']:.2f} x",
     )
 
 
@@ -131,7 +149,8 @@ def _remarks(found: Sequence[dict[str, Any]]) -> list[str]:
     """For each condition, how far every engine is from its own idle, and the slowest starts."""
     return [
         f"{each['name']}, {each['arrivals']}: median time per token {each['over_idle']:.2f} x that "
-        f"of the idle engine; p99 to the first token {each['first_token_s']['p99']:.3f} s"
+        f"of the idle engine, median time between two tokens {each['between_over_idle']:.2f} x; "
+        f"p99 to the first token {each['first_token_s']['p99']:.3f} s"
         for each in found
         if each["rate"] is not None
     ]

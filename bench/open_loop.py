@@ -45,6 +45,5 @@ def serve(
             seen.setdefault(index, []).append(now)
             counts[index] = len(output.outputs[0].token_ids)
     return [
-        Served(arrival, seen[index][0], seen[index][-1], counts[index])
-        for index, arrival in enumerate(arrivals)
+        Served(arrival, tuple(seen[index]), counts[index]) for index, arrival in enumerate(arrivals)
     ]

@@ -53,9 +53,9 @@ class Peer:
         result = self._living.ask(workload.task())
         return Trial(result["seconds"], result["outputs"], self.details)
 
-    def serve(self, workload: Workload, arrivals: list[float]) -> list[list[float]]:
-        """Run it with each request at its second; for each the second of its first and its last
-        token, and how many it was given.
+    def serve(self, workload: Workload, arrivals: list[float]) -> list[tuple[list[float], int]]:
+        """Run it with each request at its second; for each the seconds at which tokens came, and
+        how many it was given.
         """
         return self._living.ask(workload.task() | {"arrivals": arrivals})["times"]
 

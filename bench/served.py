@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Served:
-    """One request. arrival, first, last: seconds on one clock, of the tokens `first` and `last`."""
+    """One request. times: seconds at which its tokens came, on the clock of its arrival; one second
+    where several came at once.
+    """
 
     arrival: float
-    first: float
-    last: float
+    times: tuple[float, ...]
     num_tokens: int
 
     @property
     def first_token_s(self) -> float:
         """Seconds from its arrival to its first token."""
-        return self.first - self.arrival
+        return self.times[0] - self.arrival
 
     @property
     def per_token_ms(self) -> float:
         """Milliseconds from a token to the next, on average; of two tokens and more."""
-        return 1e3 * (self.last - self.first) / (self.num_tokens - 1)
+        return 1e3 * (self.times[-1] - self.times[0]) / (self.num_tokens - 1)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -44,7 +46,14 @@ def per_token_ms(requests: Sequence[Served]) -> list[float]:
     return sorted(each.per_token_ms for each in requests if each.num_tokens > 1)
 
 
+def between_tokens_ms(requests: Sequence[Served]) -> list[float]:
+    """Each wait for a further token, of all requests together, from the shortest."""
+    return sorted(
+        1e3 * (after - before) for each in requests for before, after in pairwise(each.times)
+    )
+
+
 def tokens_per_second(requests: Sequence[Served]) -> float:
     """Tokens of all from the first arrival to the last token."""
-    start, end = min(each.arrival for each in requests), max(each.last for each in requests)
+    start, end = min(each.arrival for each in requests), max(each.times[-1] for each in requests)
     return sum(each.num_tokens for each in requests) / (end - start)

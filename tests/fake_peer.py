@@ -17,6 +17,6 @@ for count, line in enumerate(sys.stdin, 1):
     result = {"seconds": count, "outputs": [[0] * length for length in lengths]}
     if "arrivals" in task:
         pairs = zip(task["arrivals"], lengths)
-        result = {"times": [[at + 0.5, at + 0.5 + n - 1, n] for at, n in pairs]}
+        result = {"times": [[[at + 0.5 + i for i in range(n)], n] for at, n in pairs]}
     print(json.dumps(result), flush=True)
 """

@@ -10,7 +10,7 @@ from bench import cold_start, latency, latency_report, open_loop, peer_script
 from bench.arrivals import poisson
 from bench.latency_report import IDLE, Condition
 from bench.peer import Peer
-from bench.served import Served, per_token_ms, quantiles, tokens_per_second
+from bench.served import Served, between_tokens_ms, per_token_ms, quantiles, tokens_per_second
 from bench.workload import Workload
 from tests.fake_peer import FAKE_PEER
 from tests.tiny_models import write_hf_folder
@@ -68,24 +68,32 @@ def test_requests_are_added_when_their_second_has_come():
     workload = Workload(([1], [2], [3]), (2, 3, 1))
     served = open_loop.serve(engine, workload, [0.5, 1.75, 20.0], engine.clock, engine.sleep)
     assert served == [
-        Served(0.5, 2.5, 3.5, 2), Served(1.75, 4.5, 6.5, 3), Served(20.0, 22.0, 22.0, 1),
+        Served(0.5, (2.5, 3.5), 2), Served(1.75, (4.5, 5.5, 6.5), 3), Served(20.0, (22.0,), 1),
     ]  # fmt: skip
     assert engine.slept == [0.5, 13.5]
 
 
 def test_times_of_requests():
-    served = [Served(1.0, 1.5, 3.5, 5), Served(2.0, 2.25, 2.25, 1)]
+    served = [Served(1.0, (1.5, 3.0, 3.5), 5), Served(2.0, (2.25,), 1)]
     assert served[0].first_token_s == 0.5
     assert per_token_ms(served) == [500.0]  # one token alone has no time between two
+    assert between_tokens_ms(served) == [500.0, 1500.0]  # several tokens may come at once
     assert tokens_per_second(served) == pytest.approx(6 / 2.5)
     assert quantiles(list(range(101))) == {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def measured():
-    """Two engines, idle at 10 and 20 ms a token, and at a rate at 15 and 80 ms."""
+    """Two engines, idle at 10 and 20 ms a token, and at a rate at 15 and 80 ms: three waits of half
+    of that, and then a long one.
+    """
     loaded = Condition("70% of saturation", 2.0, 0.7)
+
+    def served(ms, condition):
+        waits = [ms] * 4 if condition.rate is None else [ms / 2] * 3 + [ms * 2.5]
+        return Served(0.0, tuple(0.25 + sum(waits[:count]) / 1e3 for count in range(5)), 5)
+
     return {
-        (name, condition): [[Served(0.0, 0.25, 0.25 + 2 * ms / 1e3, 3)]] * 2
+        (name, condition): [[served(ms, condition)]] * 2
         for name, condition, ms in [
             ("ours", Condition(IDLE), 10), ("theirs", Condition(IDLE), 20),
             ("ours", loaded, 15), ("theirs", loaded, 80),
@@ -101,13 +109,16 @@ def test_report_of_made_up_requests():
         "engines": latency_report.entries(measured()),
     }
     assert [each["over_idle"] for each in result["engines"]] == [1.0, 1.0, 1.5, 4.0]
+    assert [each["between_over_idle"] for each in result["engines"]] == [1.0, 1.0, 0.75, 2.0]
     assert {each["requests"] for each in result["engines"]} == {2}
     lines = latency_report.lines(result)
     table = [line.split("saturation")[1].split() for line in lines if line.startswith("ours, 70%")]
-    assert table[0] == ["2.00", "10.7", "0.250", "0.250", "15.0", "15.0", "1.50", "x"]
+    assert table[0] == [
+        "2.00", "16.1", "0.250", "0.250", "15.0", "15.0", "1.50", "x", "7.5", "37.5", "0.75", "x",
+    ]  # fmt: skip
     assert lines[-2] == (
-        "ours, 70% of saturation: median time per token 1.50 x that of the idle engine; "
-        "p99 to the first token 0.250 s"
+        "ours, 70% of saturation: median time per token 1.50 x that of the idle engine, "
+        "median time between two tokens 0.75 x; p99 to the first token 0.250 s"
     )
     assert "WARNING: 2 PROGRAM(S)" in latency_report.lines(result | {"compilations": 2})[-1]
 
@@ -155,7 +166,7 @@ def test_a_peer_serves_over_time(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
     with Peer("vllm_online", sys.executable, tmp_path / "m.gguf", "float32", 2) as peer:
         times = peer.serve(Workload(([1], [2]), (3, 2)), [0.0, 4.0])
-    assert times == [[0.5, 2.5, 3], [4.5, 5.5, 2]]
+    assert times == [[[0.5, 1.5, 2.5], 3], [[4.5, 5.5], 2]]
 
 
 def test_starts_are_timed_until_the_first_byte(tmp_path):

@@ -4,9 +4,9 @@
 
 PEER is an environment with vllm, torch, transformers and gguf; nothing of pagedjax is imported. A
 task is {"prompts": [[id, ...], ...], "output_lens": [n, ...], "arrivals": [seconds, ...]}; see
-`exchange`. The result's `times` has for each request the second at which its first and its last
-token were there, on the clock of the arrivals, and the number of its tokens: as the caller of
-vLLM's asynchronous engine, which is what its server is built on, sees them.
+`exchange`. The result's `times` has for each request the seconds at which tokens were there, on the
+clock of the arrivals, and their number: as the caller of vLLM's asynchronous engine, which is what
+its server is built on, sees them.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ async def make_engine(options: dict) -> Any:
 async def answer(
     engine: Any, prompts: list[list[int]], output_lens: list[int], arrivals: list[float]
 ) -> dict:
-    """Return when each request's first and last token came, and the ids."""
+    """Return when each request's tokens came, and the ids."""
     check_workload(prompts, output_lens)
     if len(arrivals) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(arrivals)} arrivals.")
@@ -67,14 +67,14 @@ async def answer(
             for index, each in enumerate(zip(prompts, output_lens, arrivals, strict=True))
         )
     )
-    times = [[first, last, len(ids)] for first, last, ids in rows]
-    return {"times": times, "outputs": [ids for _, _, ids in rows]}
+    times = [[seconds, len(ids)] for seconds, ids in rows]
+    return {"times": times, "outputs": [ids for _, ids in rows]}
 
 
 async def request(
     engine: Any, name: str, start: float, prompt: list[int], output_len: int, arrival: float
-) -> tuple[float, float, list[int]]:
-    """Wait for the arrival, then return the first and the last token's second, and the ids."""
+) -> tuple[list[float], list[int]]:
+    """Wait for the arrival, then return the seconds at which tokens came, and the ids."""
     await asyncio.sleep(max(0.0, start + arrival - time.perf_counter()))
     seconds, ids = [], []
     stream = engine.generate({"prompt_token_ids": prompt}, greedy(output_len, delta=True), name)
@@ -82,7 +82,7 @@ async def request(
         if new := output.outputs[0].token_ids:
             seconds.append(time.perf_counter() - start)
             ids += new
-    return seconds[0], seconds[-1], ids
+    return seconds, ids
 
 
 # The engine's own process imports this file again.
