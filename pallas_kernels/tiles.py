@@ -161,15 +161,17 @@ def prefill_tiles(
     key = prefill_key(width, group, dtype, pool_dtype)
     if key in tuned(device.name):
         return PrefillTiles(**tuned(device.name)[key])
+    older = device.capability < (9, 0)
     if jnp.dtype(dtype).itemsize == 4:
-        older = device.capability < (9, 0)
         if width > 128:
             return PrefillTiles(rows=32, block_tokens=16, num_warps=8, num_stages=2 if older else 3)
         few = width <= 64 or (older and width > 96)
-        return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if few else 8)
+        stages = 3 if older and width <= 64 else 2
+        return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if few else 8, num_stages=stages)
     if width > 128:
-        return PrefillTiles(rows=64, block_tokens=32, num_warps=8)
-    if device.capability < (9, 0):
+        block = 16 if _converted(pool_dtype) and not older else 32
+        return PrefillTiles(rows=64, block_tokens=block, num_warps=8)
+    if older:
         if width <= 64:
             return PrefillTiles(rows=64, block_tokens=64, num_warps=4)
         many = _converted(pool_dtype) or (group >= 8 and width > 96)

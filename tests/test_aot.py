@@ -19,7 +19,6 @@ from tests.aot_process import CASES, REGISTERS, SHARED_BYTES, everything
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / ".aot"
 TIMEOUT = 3600  # seconds
-MOST_SPILLED = 64  # bytes a thread, in the full product; none in the pairwise cases
 
 PAIRS = [(target, case) for case in CASES for target in case.targets]
 EACH = pytest.mark.parametrize(
@@ -59,12 +58,12 @@ def compiled(targets, folder, *names):
     return found
 
 
-def check_kernels(kernels, target, case, spills=0, registers=REGISTERS):
+def check_kernels(kernels, target, case, registers=REGISTERS):
     """Spills, registers, shared memory, and the instructions that each kernel is made for."""
     names = [re.sub(r"_+\d+$", "", kernel["name"]) for kernel in kernels]
     assert set(names) == set(case.kernels)
     for name, kernel in zip(names, kernels, strict=True):
-        assert kernel["spill_bytes"] <= spills, (case.name, kernel)
+        assert kernel["spill_bytes"] == 0, (case.name, kernel)
         assert kernel["registers"] <= registers[name], (case.name, kernel)
         assert kernel["shared_bytes"] <= SHARED_BYTES, (case.name, kernel)
         if name in ("paged_decode", "paged_prefill"):
@@ -77,13 +76,13 @@ def check_kernels(kernels, target, case, spills=0, registers=REGISTERS):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", aot.TARGETS)
 def test_everything_that_takes_long_to_compile(target, tmp_path):
-    """In some of these configurations the assembler spills a few bytes, or takes more registers
-    than the bounds of the pairwise cases say."""
+    """Some of these configurations take more registers than the bounds of the pairwise cases say;
+    none spills."""
     registers = dict.fromkeys(REGISTERS, 255)
     found = compiled([target], tmp_path, "everything")[target]
     for case in everything(target):
         report = found[case.name]
-        check_kernels(report["kernels"], target, case, MOST_SPILLED, registers)
+        check_kernels(report["kernels"], target, case, registers)
         assert report["copies"] == [] and report["temporary_bytes"] <= case.temporaries
         assert sum(report["launches"].values()) / case.layers <= case.launches
 
