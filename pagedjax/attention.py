@@ -145,20 +145,14 @@ def rotate_write_attend(
     *,
     implementation: str,
     mesh: Mesh,
-    same_for_all_rows: bool = False,
 ) -> tuple[jax.Array, KVCache]:  # [S, K, G, D]
     """Write the keys and values of the step's tokens, then let each attend to its context.
 
     qkv: parts of a product, of which the sum over A counts (`layer_ops.LayerOps`).
-    same_for_all_rows: as in `layers.linear`.
 
     Runs in `shard_map` over `tp`: each device has its kv heads' pages, and needs no other's.
     """
     kernels = IMPLEMENTATIONS[implementation](device_of(mesh.devices.flat[0]))
-    if same_for_all_rows:
-        assert implementation == "xla"
-        decode = partial(xla.paged_decode, group_tokens=xla.GROUP_TOKENS)
-        kernels = kernels._replace(paged_decode=decode)
     run = jax.shard_map(
         partial(_on_one_device, dtype=dtype, kernels=kernels),
         mesh=mesh,

@@ -48,10 +48,7 @@ def layer_ops(implementation: str, mesh: Mesh, batch_invariant: bool = False) ->
     batch_invariant: a row's result does not depend on how many rows there are, but for the number
     of them being in the class that `invariance` finds.
     """
-    attend = partial(
-        rotate_write_attend, implementation=implementation, mesh=mesh,
-        same_for_all_rows=batch_invariant,
-    )  # fmt: skip
+    attend = partial(rotate_write_attend, implementation=implementation, mesh=mesh)
     if implementation == "xla":
         product = partial(linear, same_for_all_rows=batch_invariant)
         return LayerOps(product, partial(_product, linear=product), _add_norm, attend)

@@ -20,7 +20,7 @@ SHAPES = pytest.mark.parametrize(
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 KV_HEADS = 2
 
-decode = jax.jit(xla.paged_decode, static_argnames=("scale", "group_tokens"))
+decode = jax.jit(xla.paged_decode, static_argnames="scale")
 prefill = jax.jit(xla.paged_prefill, static_argnames="scale")
 
 
@@ -94,29 +94,14 @@ def test_decode_rows_do_not_change_with_their_neighbours(dtype):
     *pools, layer, tables, lens = problem(lengths, KV_HEADS, 4, 64, seed=7).cast(dtype)
     q = queries(4, 6, 64, dtype)
 
-    def rows(order, **options):
+    def rows(order):
         order = np.array(order)
         at = layer, tables[order], lens[order]
-        return np.asarray(decode(q[order], *pools, *at, scale=0.125, **options))
+        return np.asarray(decode(q[order], *pools, *at, scale=0.125))
 
     together = rows([0, 1, 2, 3])
     np.testing.assert_array_equal(rows([2, 0, 2, 0])[:2], together[[2, 0]])
-    # In another number of rows too, if groups are of one size.
-    together = rows([0, 1, 2, 3], group_tokens=xla.GROUP_TOKENS)
-    np.testing.assert_array_equal(rows([2, 0], group_tokens=xla.GROUP_TOKENS), together[[2, 0]])
-
-
-@DTYPES
-def test_few_rows_have_larger_groups_and_the_same_result(dtype):
-    lengths = [300, 140]
-    *pools, layer, tables, lens = problem(lengths, KV_HEADS, 4, 64, seed=7).cast(dtype)
-    q = queries(2, 6, 64, dtype)
-    found, reference = (
-        np.asarray(decode(q, *pools, layer, tables, lens, scale=0.125, group_tokens=size), "f4")
-        for size in (None, xla.GROUP_TOKENS)
-    )
-    limit = 5e-6 if dtype == "float32" else 4e-3
-    assert np.abs(found - reference).max() <= limit * np.abs(reference).max()
+    np.testing.assert_array_equal(rows([2, 0]), together[[2, 0]])
 
 
 # -- prefill --------------------------------------------------------------------------------------

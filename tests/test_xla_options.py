@@ -24,7 +24,7 @@ OPTIONS = pytest.mark.parametrize(
 )  # fmt: skip
 KINDS = pytest.mark.parametrize("kind", ["int8", "fp8"])
 
-decode = jax.jit(xla.paged_decode, static_argnames=(*STATIC, "group_tokens"))
+decode = jax.jit(xla.paged_decode, static_argnames=STATIC)
 prefill = jax.jit(xla.paged_prefill, static_argnames=STATIC)
 
 
@@ -109,7 +109,6 @@ def test_decode_rows_do_not_change_with_their_neighbours(kind):
     lengths = [600, 5, 300, 17]
     made = problem(lengths, KV_HEADS, SIZE, 64, seed=6)
     (*pools, layer, tables, lens), options = given(made, 40, 30.0, kind)
-    options["group_tokens"] = xla.GROUP_TOKENS
     q = queries(4, KV_HEADS * GROUP, 64, "float32")
     together = np.asarray(decode(q, *pools, layer, tables, lens, **options))
     for order in ([0, 2], [2, 0], [0, 1]):
@@ -147,7 +146,7 @@ def test_groups_before_every_window_are_not_read(lengths, groups, monkeypatch):
     monkeypatch.setattr(xla, "_gather", watched)
     arguments = problem(lengths, KV_HEADS, SIZE, WIDTH, seed=8, spare=300).cast("float32")
     q = queries(len(lengths), KV_HEADS * GROUP, WIDTH, "float32")
-    options = {"scale": SCALE, "window": 40, "group_tokens": 128}
+    options = {"scale": SCALE, "window": 40}
     jax.block_until_ready(xla.paged_decode(q, *arguments, **options))
     jax.effects_barrier()
     assert len(calls) == 2 * groups  # keys and values
