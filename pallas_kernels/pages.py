@@ -105,7 +105,7 @@ def weighted_values(problem: KeyValues, weights: jax.Array, block: Block) -> jax
 
 
 def product(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array:
-    """A product accumulated in float32; float32 operands are never rounded to TF32 (B65)."""
+    """A product accumulated in float32; float32 operands are never rounded to TF32."""
     exact = left.dtype == jnp.float32
     return plt.dot(
         left,
