@@ -1,5 +1,6 @@
 """The XLA ops against the reference, with poison wherever they must not look."""
 
+import re
 from functools import partial
 
 import jax
@@ -102,6 +103,28 @@ def test_decode_rows_do_not_change_with_their_neighbours(dtype):
     together = rows([0, 1, 2, 3])
     np.testing.assert_array_equal(rows([2, 0, 2, 0])[:2], together[[2, 0]])
     np.testing.assert_array_equal(rows([2, 0]), together[[2, 0]])
+
+
+@pytest.mark.parametrize("op", [xla.paged_decode, xla.paged_prefill])
+def test_products_are_in_float32_on_cpu_and_in_the_models_type_elsewhere(op):
+    """On CPU only what is returned is rounded; a GPU's tensor cores take 16-bit operands."""
+    arguments = problem([33, 140], KV_HEADS, 16, 64, seed=9).cast("bfloat16")
+    if op is xla.paged_prefill:
+        arguments = (*arguments, starts([1, 1]))
+    q = queries(2, 6, 64, "bfloat16")
+    run = jax.jit(partial(op, scale=0.125))
+    exact = np.asarray(run(q.astype(jnp.float32), *arguments))
+    np.testing.assert_array_equal(run(q, *arguments), exact.astype(jnp.bfloat16))
+    lowered = {
+        platform: run.trace(q, *arguments).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    products = {
+        platform: {tuple(re.findall(r"x([a-z]+\d+)>", line)) for line in text.splitlines()
+                   if "dot_general" in line}
+        for platform, text in lowered.items()
+    }  # fmt: skip
+    assert products == {"cpu": {("f32", "f32", "f32")}, "cuda": {("bf16", "bf16", "f32")}}
 
 
 # -- prefill --------------------------------------------------------------------------------------
