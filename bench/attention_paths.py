@@ -14,6 +14,7 @@ from jax import lax
 
 from bench import device_timer, gather_attention, jax_attention
 from bench.attention_problem import Problem
+from pagedjax.programs import CPU_OPTIONS
 from pallas_kernels import tiles, triton_decode, triton_prefill, xla
 
 UNROLLED = 8  # calls in an iteration of a chain
@@ -49,8 +50,9 @@ class Prepared:
 
     @cached_property
     def compiled(self) -> Callable[..., jax.Array]:
-        """`run`, compiled once for all who call it."""
-        return jax.jit(self.run)
+        """`run`, compiled once for all who call it, and on CPU as the engine's steps are."""
+        on_cpu = jax.default_backend() == "cpu"
+        return jax.jit(self.run, compiler_options=CPU_OPTIONS if on_cpu else None)
 
     def once(self, problem: Problem, layer: int) -> jax.Array:
         """The output for one layer."""
