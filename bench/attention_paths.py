@@ -14,7 +14,6 @@ from jax import lax
 
 from bench import device_timer, gather_attention, jax_attention
 from bench.attention_problem import Problem
-from pagedjax.programs import CPU_OPTIONS
 from pallas_kernels import tiles, triton_decode, triton_prefill, xla
 
 UNROLLED = 8  # calls in an iteration of a chain
@@ -52,7 +51,7 @@ class Prepared:
     def compiled(self) -> Callable[..., jax.Array]:
         """`run`, compiled once for all who call it, and on CPU as the engine's steps are."""
         on_cpu = jax.default_backend() == "cpu"
-        return jax.jit(self.run, compiler_options=CPU_OPTIONS if on_cpu else None)
+        return jax.jit(self.run, compiler_options=xla.CPU_OPTIONS if on_cpu else None)
 
     def once(self, problem: Problem, layer: int) -> jax.Array:
         """The output for one layer."""

@@ -28,6 +28,7 @@ from pagedjax.penalties import Adjustments, Tables
 from pagedjax.request import Variant
 from pagedjax.sampler import SamplingArrays
 from pagedjax.step import Drawn, EngineState, StepConfig
+from pallas_kernels.xla import CPU_OPTIONS
 
 
 class Job(NamedTuple):
@@ -38,9 +39,6 @@ class Job(NamedTuple):
     arguments: tuple
 
 
-# LLVM's level. 3, the default, takes half as long again to compile, and its loops, which gather
-# pages and take exponentials, are slower: a step of 64 rows over 256 keys took 1.2 times as long.
-CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from bench import bar_chart, peer_script, report, throughput, trial
+from bench import bar_chart, header, peer_script, report, throughput, trial
 from bench.own_engine import blocks_without_preemption, stats_between
 from bench.peer import Peer
 from bench.trial import Trial
@@ -193,6 +193,7 @@ def test_a_small_run(tmp_path, capsys):
     assert result["parameters"]["model"] == "tiny"
     assert str(tmp_path) not in json.dumps(result)
     assert result["header"]["jax"] and result["header"]["date"]
+    assert set(result["header"]["instructions"]) <= set(header.INSTRUCTIONS)
     continuous, static = (each["repeats"][0] for each in result["engines"])
     assert continuous["generated_tokens"] == wanted.num_output_tokens
     assert static["generated_tokens"] == sum(

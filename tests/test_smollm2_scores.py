@@ -49,10 +49,12 @@ def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
     ("budget", "length"),
     [
         (T + 1, 5 * T + 4),
-        (256, 1500),
         # As many steps as tokens, and as many as blocks.
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2 * T + 4), (T, 5 * T + 4))),
-        *(pytest.param(each, 1500, marks=pytest.mark.slow) for each in (1, T, T + 1, 64, 2048)),
+        *(
+            pytest.param(each, 1500, marks=pytest.mark.slow)
+            for each in (1, T, T + 1, 64, 256, 2048)
+        ),
     ],
 )
 def test_logprobs_equal_hugging_face(
@@ -74,6 +76,7 @@ def test_logprobs_equal_hugging_face(
         np.testing.assert_allclose(ours, wanted, rtol=0, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_sampled_logprobs_equal_scored_ones(engine_of: Callable[[int], Engine]) -> None:
     """What the decoding steps reported, one token at a time, against the chunks of a prefill."""
     engine, prompts = engine_of(T), {"a": TOKENS[:9], "b": TOKENS[100:137]}
