@@ -114,7 +114,8 @@ def _on_platform(attend: Callable[..., jax.Array], q: jax.Array, *others: Any) -
     """Attend with products of operands in the queries' type, on CPU in float32.
 
     XLA's code there moves gathered 16-bit elements one by one, unless it converts them on the way:
-    then decode and prefill take 0.75 of the time, whatever the products gain in 16 bits.
+    then decode and prefill take 0.75 of the time. (Measured without AVX-512; whether products of
+    prefill in 16 bits make up for it where the CPU has them is not known.)
     """
     return lax.platform_dependent(
         q, *others,
