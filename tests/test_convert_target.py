@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -132,17 +131,20 @@ def test_command_line(tmp_path):
 
 
 # A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
-# installs no handler: the handler set here is what a command started at a terminal has. From the
-# second tensor on the conversion waits for the signal: it cannot be over before.
+# installs no handler: the handler set here is what a command started at a terminal has. At the
+# second tensor the conversion says so and waits for the signal, so that it is not over before, and
+# not in a garbage collection, whose callbacks lose exceptions.
 HEARS_INTERRUPTS = """
-import runpy, signal, sys
+import runpy, signal, time
 from pagedjax.convert import assembly
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cast, names = assembly.cast, []
 def waits(name, array, dtype):
     names.append(name)
-    if len(names) > 1:
-        signal.pause()
+    if len(names) == 2:
+        print("waits", flush=True)
+        while True:
+            time.sleep(0.05)
     return cast(name, array, dtype)
 assembly.cast = waits
 runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
@@ -153,11 +155,15 @@ def test_interrupt_from_the_keyboard(tmp_path):
     """A real signal while tensors are written: one line, nothing left."""
     write_hf_folder("base", tmp_path / "hf")
     command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while len(names(tmp_path)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waits\n"
+            assert len(names(tmp_path)) == 2
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
     assert names(tmp_path) == ["hf"]
