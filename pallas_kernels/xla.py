@@ -48,10 +48,20 @@ def paged_decode(
 
     The options are those of `reference.paged_prefill`.
     """
-    return _on_platform(
-        partial(_decode, scale=scale, window=window, soft_cap=soft_cap),
-        q, k_pool, v_pool, layer, block_tables, context_lens, k_scales, v_scales,
+    rows, heads, width = q.shape
+    kv_heads = k_pool.shape[2]
+    pages = _pages_per_group(k_pool)
+    attend: Callable[..., jax.Array] = partial(
+        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, scale=scale,
+        window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
     )  # fmt: skip
+    out = _in_batches(
+        attend,
+        q.reshape(rows, kv_heads, heads // kv_heads, width),
+        _whole_groups(block_tables, k_pool, pages),
+        context_lens,
+    )
+    return out.reshape(q.shape).astype(q.dtype)
 
 
 def paged_prefill(
@@ -75,10 +85,39 @@ def paged_prefill(
     furthest query among them. Tiles are read and written one by one, where they lie, so what is
     done depends on the queries that there are and not on how many rows there is room for.
     """
-    return _on_platform(
-        partial(_prefill, scale=scale, window=window, soft_cap=soft_cap),
-        q, k_pool, v_pool, layer, block_tables, context_lens, query_starts, k_scales, v_scales,
-    )  # fmt: skip
+    tokens, heads, width = q.shape
+    kv_heads = k_pool.shape[2]
+    tile_rows, tile_starts, num_tiles = _tiles(query_starts, tokens)
+    pages = _pages_per_group(k_pool)
+    tables = _whole_groups(block_tables, k_pool, pages)
+    # Room for the last tiles to reach past the last query.
+    padded = jnp.pad(q, ((0, TILES_AT_ONCE * TILE_QUERIES), (0, 0), (0, 0)))
+    lanes = jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
+
+    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * TILES_AT_ONCE
+        rows = lax.dynamic_slice_in_dim(tile_rows, first, TILES_AT_ONCE)
+        starts = lax.dynamic_slice_in_dim(tile_starts, first, TILES_AT_ONCE)
+        queries, ends = starts[:, None] + lanes, query_starts[rows + 1][:, None]
+        positions = context_lens[rows][:, None] - (ends - queries)
+        positions = jnp.where(queries < ends, positions, -1)
+        part = _attend(
+            _heads_first([_tile(padded, start) for start in starts], kv_heads),
+            k_pool=k_pool, v_pool=v_pool, layer=layer, tables=tables[rows],
+            query_positions=positions,
+            context_lens=jnp.minimum(context_lens[rows], positions.max(axis=1) + 1),
+            pages=pages, scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales,
+            v_scales=v_scales,
+        )  # fmt: skip
+        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
+        for start, tile in zip(starts, _queries_first(part, heads), strict=True):
+            out = lax.dynamic_update_slice_in_dim(out, tile.astype(q.dtype), start, 0)
+        return out
+
+    batches = (num_tiles + TILES_AT_ONCE - 1) // TILES_AT_ONCE
+    out = lax.fori_loop(0, batches, one_batch, jnp.zeros(padded.shape, q.dtype))[:tokens]
+    inside = jnp.arange(tokens) < query_starts[-1]
+    return jnp.where(inside[:, None, None], out, 0)
 
 
 def write_kv(
@@ -108,101 +147,6 @@ def write_quantised(
     stored, new = quantise(values, str(format_of(pool)))
     at = (layer, blocks, slice(None), offsets)
     return pool.at[at].set(stored, mode="drop"), scales.at[at].set(new, mode="drop")
-
-
-def _on_platform(attend: Callable[..., jax.Array], q: jax.Array, *others: Any) -> jax.Array:
-    """Attend with products of operands in the queries' type, on CPU in float32.
-
-    XLA's code there moves gathered 16-bit elements one by one, unless it converts them on the way:
-    then decode and prefill take 0.75 of the time. (Measured without AVX-512; whether products of
-    prefill in 16 bits make up for it where the CPU has them is not known.)
-    """
-    return lax.platform_dependent(
-        q, *others,
-        cpu=partial(attend, dtype=jnp.float32), default=partial(attend, dtype=q.dtype),
-    )  # fmt: skip
-
-
-def _decode(
-    q: jax.Array,  # [B, H, D]
-    k_pool: jax.Array,  # [L, N, K, T, D]
-    v_pool: jax.Array,  # [L, N, K, T, D]
-    layer: jax.Array,  # scalar
-    block_tables: jax.Array,  # [B, P]
-    context_lens: jax.Array,  # [B]
-    k_scales: jax.Array | None,  # [L, N, K, T]
-    v_scales: jax.Array | None,  # [L, N, K, T]
-    *,
-    dtype: jnp.dtype,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-) -> jax.Array:  # [B, H, D]
-    rows, heads, width = q.shape
-    kv_heads = k_pool.shape[2]
-    pages = _pages_per_group(k_pool)
-    attend: Callable[..., jax.Array] = partial(
-        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, scale=scale,
-        window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
-    )  # fmt: skip
-    out = _in_batches(
-        attend,
-        q.astype(dtype).reshape(rows, kv_heads, heads // kv_heads, width),
-        _whole_groups(block_tables, k_pool, pages),
-        context_lens,
-    )
-    return out.reshape(q.shape).astype(q.dtype)
-
-
-def _prefill(
-    q: jax.Array,  # [S, H, D]
-    k_pool: jax.Array,  # [L, N, K, T, D]
-    v_pool: jax.Array,  # [L, N, K, T, D]
-    layer: jax.Array,  # scalar
-    block_tables: jax.Array,  # [B, P]
-    context_lens: jax.Array,  # [B]
-    query_starts: jax.Array,  # [B + 1]
-    k_scales: jax.Array | None,  # [L, N, K, T]
-    v_scales: jax.Array | None,  # [L, N, K, T]
-    *,
-    dtype: jnp.dtype,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-) -> jax.Array:  # [S, H, D]
-    tokens, heads, width = q.shape
-    kv_heads = k_pool.shape[2]
-    tile_rows, tile_starts, num_tiles = _tiles(query_starts, tokens)
-    pages = _pages_per_group(k_pool)
-    tables = _whole_groups(block_tables, k_pool, pages)
-    # Room for the last tiles to reach past the last query.
-    padded = jnp.pad(q, ((0, TILES_AT_ONCE * TILE_QUERIES), (0, 0), (0, 0)))
-    lanes = jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
-
-    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
-        first = index * TILES_AT_ONCE
-        rows = lax.dynamic_slice_in_dim(tile_rows, first, TILES_AT_ONCE)
-        starts = lax.dynamic_slice_in_dim(tile_starts, first, TILES_AT_ONCE)
-        queries, ends = starts[:, None] + lanes, query_starts[rows + 1][:, None]
-        positions = context_lens[rows][:, None] - (ends - queries)
-        positions = jnp.where(queries < ends, positions, -1)
-        part = _attend(
-            _heads_first([_tile(padded, start).astype(dtype) for start in starts], kv_heads),
-            k_pool=k_pool, v_pool=v_pool, layer=layer, tables=tables[rows],
-            query_positions=positions,
-            context_lens=jnp.minimum(context_lens[rows], positions.max(axis=1) + 1),
-            pages=pages, scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales,
-            v_scales=v_scales,
-        )  # fmt: skip
-        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
-        for start, tile in zip(starts, _queries_first(part, heads), strict=True):
-            out = lax.dynamic_update_slice_in_dim(out, tile.astype(q.dtype), start, 0)
-        return out
-
-    batches = (num_tiles + TILES_AT_ONCE - 1) // TILES_AT_ONCE
-    out = lax.fori_loop(0, batches, one_batch, jnp.zeros(padded.shape, q.dtype))[:tokens]
-    inside = jnp.arange(tokens) < query_starts[-1]
-    return jnp.where(inside[:, None, None], out, 0)
 
 
 def _in_batches(
@@ -238,6 +182,20 @@ def _in_batches(
 
 
 def _attend(
+    q: jax.Array,  # [B, K, M, D]
+    **keys: Any,
+) -> jax.Array:  # [B, K, M, D] float32
+    """`_walk` with products of operands in the queries' type, on CPU in float32.
+
+    XLA's code there moves gathered 16-bit elements one by one, unless it converts them on the way:
+    then decode and prefill take 0.75 of the time. (Measured without AVX-512; whether products of
+    prefill in 16 bits make up for it where the CPU has them is not known.)
+    """
+    walk: Callable[[jax.Array], jax.Array] = partial(_walk, **keys)
+    return lax.platform_dependent(q, cpu=lambda q: walk(q.astype(jnp.float32)), default=walk)
+
+
+def _walk(
     q: jax.Array,  # [B, K, M, D]
     *,
     k_pool: jax.Array,  # [L, N, K, T, D]
