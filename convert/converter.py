@@ -35,7 +35,7 @@ def convert(
     """Write the checkpoint `src`, a Hugging Face folder or a .gguf file, as folder `dst`.
 
     dtype: of all params; "auto" is the source's own (bfloat16 for quantised GGUF).
-    overwrite: replace what is at `dst`; else FileExistsError.
+    overwrite: replace the folder `dst`; else, and for what is no folder, FileExistsError.
     verify: read everything back and compare it with the source bit by bit.
     progress: show a bar in bytes.
 

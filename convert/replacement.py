@@ -10,12 +10,14 @@ from pathlib import Path
 
 
 def check_target(src: Path, dst: Path, overwrite: bool) -> None:
-    """Refuse a target that exists (FileExistsError) or would touch the source (ValueError)."""
+    """Refuse a target that exists (FileExistsError) or would touch the source (ValueError).
+
+    overwrite: a folder may exist; a file, a device and a link may not.
+    """
     source, target = src.resolve(), dst.resolve()
     if target == source or source in target.parents or target in source.parents:
         raise ValueError(f"{dst} and the source {src} lie in each other; choose another folder")
-    if dst.is_symlink() or (dst.exists() and not overwrite):
-        _refuse(dst, overwrite)
+    _check_free(dst, overwrite)
 
 
 @contextmanager
@@ -32,17 +34,20 @@ def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
         yield folder
         _swap(folder, dst, overwrite)
     except BaseException:
-        _remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         for parent in made:
             with suppress(OSError):  # someone else has put something there
                 parent.rmdir()
         raise
 
 
-def _refuse(dst: Path, overwrite: bool) -> None:
-    if overwrite:
+def _check_free(dst: Path, overwrite: bool) -> None:
+    if dst.is_symlink():
         raise FileExistsError(f"{dst} is a link; remove it, or name the folder it leads to")
-    raise FileExistsError(f"{dst} exists; choose another folder, or overwrite it")
+    if dst.exists() and not dst.is_dir():
+        raise FileExistsError(f"{dst} exists and is no folder; choose another name")
+    if dst.exists() and not overwrite:
+        raise FileExistsError(f"{dst} exists; choose another folder, or overwrite it")
 
 
 def _make_parents(dst: Path) -> list[Path]:
@@ -58,9 +63,8 @@ def _sibling(dst: Path) -> Path:
 
 
 def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
-    # Someone else may have made it since it was checked.
-    if dst.exists() and not overwrite:
-        _refuse(dst, overwrite)
+    # Someone else may have made it since it was checked first.
+    _check_free(dst, overwrite)
     if not dst.exists():
         folder.rename(dst)
         return
@@ -71,11 +75,4 @@ def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
     except BaseException:
         old.rename(dst)
         raise
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(old, ignore_errors=True)

@@ -33,6 +33,20 @@ def test_existing_target(tmp_path):
         convert(out, tmp_path / "again", progress=False)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
+    """A device such as /dev/null would be gone for everybody."""
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "file").write_text("keep")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("elsewhere")
+    before = names(tmp_path)
+    for target, what in (("file", "no folder"), ("pipe", "no folder"), ("link", "a link")):
+        with pytest.raises(FileExistsError, match=f"{target}.* is {what}|{target} exists.*{what}"):
+            convert(tmp_path / "hf", tmp_path / target, overwrite=overwrite, progress=False)
+    assert (names(tmp_path), (tmp_path / "file").read_text()) == (before, "keep")
+
+
 @pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
 def test_target_and_source_in_each_other(tmp_path, target):
     write_hf_folder("base", tmp_path / "hf")
