@@ -34,7 +34,7 @@ class Where:
     @property
     def is_hopper(self) -> bool:
         """Whether Mosaic's kernels for Hopper run there."""
-        return self.on_gpu and str(self.device.compute_capability).startswith("9.")
+        return (tiles.compute_capability(self.device) or (0, 0))[0] == 9
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("dst", metavar="DST", help="folder to write")
     parser.add_argument("--dtype", default="auto", help=f"of the params: {', '.join(DTYPES)}")
     parser.add_argument("--verify", action="store_true", help="read back and compare bit by bit")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder DST if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder DST")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

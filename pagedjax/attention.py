@@ -6,7 +6,6 @@ Which implementation runs is decided here, when the step is traced.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pagedjax.kv_cache import POOL_SPEC, KVCache
 from pagedjax.layers import apply_rope
 from pallas_kernels import xla
-from pallas_kernels.tiles import Device, device_of
+from pallas_kernels.tiles import Device, compute_capability, device_of
 
 HALVES = ("bfloat16", "float16")
 MOSAIC_WIDTHS = (64, 128, 256)
@@ -102,13 +101,13 @@ def _obstacle(
     """Why the implementation cannot run there, and the remedy; None if it can."""
     if name == "xla":
         return None
-    capability = _compute_capability(device)
+    capability = compute_capability(device) or (0, 0)
     found = f"this device is {device.device_kind!r} ({device.platform})"
-    if capability:
+    if capability > (0, 0):
         found += " of compute capability {}.{}".format(*capability)
     if name == "pallas" and capability < (8, 0):
         return f"needs an NVIDIA GPU of compute capability 8.0 or more; {found}; use 'xla'"
-    if name == "pallas_mosaic" and capability[:1] != (9,):
+    if name == "pallas_mosaic" and capability[0] != 9:
         return f"needs a Hopper GPU, compute capability 9.x; {found}; use 'auto'"
     if name == "pallas_mosaic" and kv_dtype not in HALVES:
         return (
@@ -125,14 +124,6 @@ def _obstacle(
             "change it or use 'xla'"
         )
     return None
-
-
-def _compute_capability(device: jax.Device) -> tuple[int, ...]:
-    """Of an NVIDIA GPU, such as (9, 0); empty for all other devices."""
-    if device.platform not in ("gpu", "cuda"):
-        return ()
-    found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
-    return tuple(map(int, found.groups())) if found else ()
 
 
 def rotate_write_attend(

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pagedjax.config import is_int
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
 from pagedjax.request import Request
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import Detokenizer
+from pagedjax.values import is_int, plain_number
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class BeamSearch:
     def __init__(
         self, engine: Engine, beam_width: int, max_tokens: int, length_penalty: float
     ) -> None:
+        beam_width = plain_number(beam_width)
         if not is_int(beam_width) or beam_width < 1:
             raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
         if not math.isfinite(length_penalty):

@@ -5,10 +5,20 @@ Nothing here imports more than the standard library, so the scheduler's tests ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any
+
+from pagedjax.values import (
+    check_seed,
+    finite,
+    is_int,
+    one_of,
+    plain_number,
+    positive,
+    positive_int,
+)
 
 ROPE_TYPES = ("default", "llama3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,15 +59,15 @@ class RopeScaling:
                 )
         theta = _or(_or(nested.get("rope_theta"), config.get("rope_theta")), cls.theta)
         if rope_type == "default":
-            return cls(theta=_positive("rope_theta", theta))
+            return cls(theta=positive("rope_theta", theta))
         required = (
             "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
         )  # fmt: skip
         missing = [name for name in required if nested.get(name) is None]
         if missing:
             raise ValueError(f"rope type 'llama3' needs {', '.join(missing)} in its parameters")
-        factor, low, high, original = (_positive(name, nested[name]) for name in required)
-        return cls(_positive("rope_theta", theta), rope_type, factor, low, high, int(original))
+        factor, low, high, original = (positive(name, nested[name]) for name in required)
+        return cls(positive("rope_theta", theta), rope_type, factor, low, high, int(original))
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,8 @@ class ModelConfig:
             "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
             "num_kv_heads", "head_dim", "max_position_embeddings",
         ):  # fmt: skip
-            _positive_int(name, getattr(self, name))
-        _positive("rms_norm_eps", self.rms_norm_eps)
+            positive_int(name, getattr(self, name))
+        positive("rms_norm_eps", self.rms_norm_eps)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
@@ -117,8 +127,8 @@ class ModelConfig:
         architecture choice that would change the mathematics.
         """
         _refuse_other_mathematics(config)
-        heads = _positive_int("num_heads", _required(config, "num_attention_heads"))
-        hidden = _positive_int("hidden_size", _required(config, "hidden_size"))
+        heads = positive_int("num_heads", _required(config, "num_attention_heads"))
+        hidden = positive_int("hidden_size", _required(config, "hidden_size"))
         eos = (generation_config or {}).get("eos_token_id")
         return cls(
             model_type=config.get("model_type") or "llama",
@@ -175,7 +185,7 @@ class EngineConfig:
     attention: str = "auto"
     mesh: Hashable | None = None
     seed: int = 0
-    compilation_cache_dir: str | None = None
+    compilation_cache_dir: str | PathLike[str] | None = None
     steps_in_flight: int = 1
     max_logprobs: int = 20
     logprobs_mode: str = "raw"
@@ -184,24 +194,30 @@ class EngineConfig:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        _positive_int("block_size", self.block_size)
-        _positive_int("max_num_seqs", self.max_num_seqs)
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
+        positive_int("block_size", self.block_size)
+        positive_int("max_num_seqs", self.max_num_seqs)
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
-                _positive_int(name, getattr(self, name))
-        if not 0 < _finite("gpu_memory_utilization", self.gpu_memory_utilization) <= 1:
+                positive_int(name, getattr(self, name))
+        if not 0 < finite("gpu_memory_utilization", self.gpu_memory_utilization) <= 1:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]"
             )
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
-        _one_of("attention", self.attention, ATTENTIONS)
-        if self.enable_prefix_caching not in (None, True, False):
+        one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        one_of("attention", self.attention, ATTENTIONS)
+        if not isinstance(self.enable_prefix_caching, bool | None):
             raise ValueError(
                 f"enable_prefix_caching={self.enable_prefix_caching!r} must be True, False or None"
             )
         check_seed(self.seed)
-        _positive_int("max_logprobs", self.max_logprobs)
-        _one_of("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
+        if not isinstance(self.compilation_cache_dir, str | PathLike | None):
+            raise ValueError(
+                f"compilation_cache_dir={self.compilation_cache_dir!r} must be a path or None"
+            )
+        positive_int("max_logprobs", self.max_logprobs)
+        one_of("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise ValueError(f"logits_processor={self.logits_processor!r} must be callable or None")
         if self.extra and self.logits_processor is None:
@@ -219,17 +235,7 @@ class EngineConfig:
 
 def check_dtype(name: str, value: str) -> str:
     """Return `value` when it names a supported data type, else raise ValueError."""
-    return _one_of(name, value, DTYPES)
-
-
-def check_seed(value: int) -> int:
-    """Return `value` when it is an int in [0, 2**32), else raise ValueError.
-
-    Larger seeds are refused because a 32-bit key would fold them onto smaller ones.
-    """
-    if not is_int(value) or not 0 <= value < 2**32:
-        raise ValueError(f"seed={value!r} must be an int with 0 <= seed < 2**32")
-    return value
+    return one_of(name, value, DTYPES)
 
 
 def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
@@ -243,13 +249,6 @@ def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
         raise NotImplementedError(f"hidden_act={config['hidden_act']!r}; supported: 'silu'")
 
 
-def _one_of(name: str, value: str, supported: tuple[str, ...]) -> str:
-    if value not in supported:
-        listed = ", ".join(repr(each) for each in supported)
-        raise ValueError(f"{name}={value!r} is unknown; supported: {listed}")
-    return value
-
-
 def _required(config: Mapping[str, Any], name: str) -> Any:
     if config.get(name) is None:
         raise ValueError(f"the model's config has no {name!r}")
@@ -258,29 +257,6 @@ def _required(config: Mapping[str, Any], name: str) -> Any:
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-def is_int(value: Any) -> bool:
-    """Whether `value` is an int and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _positive_int(name: str, value: Any) -> int:
-    if not is_int(value) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an int of at least 1")
-    return value
-
-
-def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} must be a finite number")
-    return float(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    if _finite(name, value) <= 0:
-        raise ValueError(f"{name}={value!r} must be positive")
-    return float(value)
 
 
 def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagedjax.blocks import BlockPool
 from pagedjax.config import EngineConfig, ModelConfig
-from pagedjax.intake import Intake, Prompt, check_fork
+from pagedjax.intake import Intake, Prompt, check_fork, check_rollback
 from pagedjax.params import Params, check_alive, check_replacement
 from pagedjax.plan import Plan
 from pagedjax.request import Request, RequestOutput
@@ -47,6 +47,7 @@ class Engine:
     ) -> None:
         config = engine_config or EngineConfig()
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.params = params  # the tree given, by reference
         self._runner = Runner(model_config, params, config)
         blocks = BlockPool(self._runner.num_blocks, config.block_size)
         budget = self._runner.buckets.max_num_batched_tokens
@@ -66,11 +67,6 @@ class Engine:
         self._tally = Tally()
 
     @property
-    def params(self) -> Params:
-        """The tree given, by reference."""
-        return self._runner.params
-
-    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._runner.max_model_len
@@ -79,10 +75,14 @@ class Engine:
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Request:
         """Check a prompt and its params without queueing them; raises what `add_request` does."""
-        if request_id in self._transcripts:
+        if self.is_in_use(request_id):
             raise ValueError(f"request id {request_id!r} is in use; finish or abort it first")
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.intake.request(request_id, prompt, params, self.next_arrival())
+
+    def is_in_use(self, request_id: str) -> bool:
+        """Whether a request of that id is unfinished, or an output of it unread."""
+        return request_id in self._transcripts or request_id in (r.request_id for r in self._unread)
 
     def queue_request(self, request: Request, every_step: bool = True) -> None:
         """Queue what `make_request` returned; `every_step`: see `Transcript`."""
@@ -125,7 +125,6 @@ class Engine:
         With a step in flight that is the outcome of the step before, or nothing. A step that fails
         raises, and every running request goes back to the queue to be computed again.
         """
-        check_alive(self.params)
         with self._tally.time.step():
             try:
                 plan = self.scheduler.schedule()
@@ -133,8 +132,10 @@ class Engine:
                     self._dispatch(plan)
                 if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
                     self._commit(self._in_flight.popleft())
-            except BaseException:
+            except BaseException as error:
                 self._recover()
+                if isinstance(error, Exception):
+                    check_alive(self.params)  # if that is why, it says so better
                 raise
         return self._read()
 
@@ -167,13 +168,12 @@ class Engine:
         self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
-        known, only_ends = self._transcripts, self._only_ends
-        told = [each.id for each in progressed if known[each.id].is_told(each, only_ends)]
-        for request_id in dict.fromkeys(told):
-            transcript = known[request_id]
-            self._unread.append(transcript.snapshot(self.scheduler.stop))
+        for request_id in dict.fromkeys(each.id for each in progressed):
+            transcript = self._transcripts[request_id]
+            output = transcript.advance(self.scheduler.stop, self._only_ends)
+            self._unread += [output] if output else []
             if transcript.is_finished:
-                del known[request_id]
+                del self._transcripts[request_id]
 
     def next_arrival(self) -> int:
         """A number that no earlier request has."""
@@ -229,7 +229,8 @@ class Engine:
         """
         check_replacement(self.params, params)
         self._drain()
-        self._runner.params = params
+        self._runner.replace_params(params)
+        self.params = params
         if not keep_prefix_cache:
             self.reset_prefix_cache()
 
@@ -266,8 +267,7 @@ class Engine:
         for index, child_id in enumerate(new_request_ids):
             arrival = self.next_arrival()
             seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]
-            known = list(parent.prompt_logprobs)
-            child = parent.copy(id=child_id, arrival=arrival, seed=seed, prompt_logprobs=known)
+            child = parent.copy(id=child_id, arrival=arrival, seed=seed)
             child.num_cached_tokens = parent.num_cached_tokens
             self._transcripts[child_id] = self._transcripts[request_id].fork(child)
             self.scheduler.fork(parent, child)
@@ -280,9 +280,7 @@ class Engine:
         and more tokens than there are.
         """
         request = self._drained(request_id, "rollback")
-        most = len(request.output_ids)
-        if not 0 <= num_tokens <= most:
-            raise ValueError(f"num_tokens={num_tokens} must be from 0 to the {most} output tokens")
+        num_tokens = check_rollback(num_tokens, request.num_output)
         if num_tokens:
             dropped = [each for each in self._unread if each.request_id == request_id]
             self._unread = [each for each in self._unread if each.request_id != request_id]

@@ -14,6 +14,7 @@ import numpy as np
 from pagedjax.plan import Row
 from pagedjax.request import Request
 
+MOST = 1e30  # of penalties and biases; logits and counts are far below 1e8
 _FLOAT32 = np.finfo(np.float32)
 _INT32_MAX = 2**31 - 1
 
@@ -36,9 +37,9 @@ SAMPLING = {
     "min_p": Field(np.float32, lambda each: each.params.min_p),
 }
 ADJUSTMENTS = {
-    "repetition": Field(np.float32, lambda each: each.params.repetition_penalty, 1),
-    "presence": Field(np.float32, lambda each: each.params.presence_penalty),
-    "frequency": Field(np.float32, lambda each: each.params.frequency_penalty),
+    "repetition": Field(np.float32, lambda each: _factor(each.params.repetition_penalty), 1),
+    "presence": Field(np.float32, lambda each: moderate(each.params.presence_penalty)),
+    "frequency": Field(np.float32, lambda each: moderate(each.params.frequency_penalty)),
     "edited": Field(np.bool_, lambda each: each.edits.exist),
     "logprobs": Field(np.bool_, lambda each: each.params.logprobs is not None),
 }
@@ -97,6 +98,16 @@ class HostTables:
     def take(self, slots: Any) -> Any:  # [B, P]
         """The tables at `slots` [B]."""
         return self._tables[slots]
+
+
+def moderate(value: float) -> float:
+    """Small enough for logits to stay finite in float32 when it is added, many times over."""
+    return min(max(value, -MOST), MOST)
+
+
+def _factor(value: float) -> float:
+    """The same for what logits are multiplied or divided by."""
+    return min(max(value, 1 / MOST), MOST)
 
 
 def _float32(temperature: float) -> float:

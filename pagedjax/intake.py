@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from pagedjax.blocks import BlockPool
-from pagedjax.config import ModelConfig, check_seed
+from pagedjax.config import ModelConfig
 from pagedjax.request import Request, Status
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import encode, encode_word
 from pagedjax.token_edits import TokenEdits
+from pagedjax.values import check_seed, is_int, plain_list, plain_number
 
 Prompt = str | Sequence[int]
 
@@ -65,11 +66,12 @@ class Intake:
             stop_ids=stop_ids,
             eos_ids=eos_ids,
             edits=self._edits(params, stop_ids | eos_ids),
-            prompt_logprobs=[] if params.prompt_logprobs is None else [None] * (len(ids) - 1),
+            num_prompt_logprobs=0 if params.prompt_logprobs is None else len(ids) - 1,
             namespace=params.cache_salt,
         )
         first.siblings = [
-            first.copy(sample_index=i, status=Status.HELD) for i in range(1, params.n)
+            first.copy(sample_index=i, status=Status.HELD, num_prompt_logprobs=0)
+            for i in range(1, params.n)
         ]
         return first
 
@@ -123,6 +125,8 @@ class Intake:
         self, token_lists: Sequence[Sequence[int]], next_arrival: Callable[[], int]
     ) -> list[Request]:
         """Requests that score the lists; those that begin alike share keys, with nobody else."""
+        if isinstance(token_lists, str):
+            raise ValueError(f"{token_lists!r} is one text; give lists of token ids")
         namespace = object()  # the keys of other requests come without scores
         requests = []
         for index, ids in enumerate(token_lists):
@@ -155,7 +159,11 @@ class Intake:
             ids = encode(self.tokenizer, prompt)
         else:
             try:
-                ids = [operator.index(token) for token in prompt]
+                if isinstance(prompt, bytes | bytearray):
+                    raise TypeError("not text, and not ids either")
+                # All of an array at once: one by one, they are taken from the device.
+                listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+                ids = [operator.index(token) for token in listed]
             except TypeError:
                 raise ValueError(
                     f"the prompt {prompt!r} must be a string or a list of token ids"
@@ -191,9 +199,21 @@ def check_fork(
     new_request_ids: Sequence[str], seeds: Sequence[int] | None, live: Container[str]
 ) -> list[int] | None:
     """The seeds of a fork's children; ValueError for ids in use or twice, and for wrong seeds."""
+    if isinstance(new_request_ids, str):
+        raise ValueError(f"new_request_ids={new_request_ids!r} must be a list of ids")
     taken = [each for each in new_request_ids if each in live]
     if taken or len(set(new_request_ids)) != len(new_request_ids):
         raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
     if seeds is not None and len(seeds) != len(new_request_ids):
         raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
-    return None if seeds is None else [check_seed(seed) for seed in seeds]
+    return None if seeds is None else [check_seed(seed) for seed in plain_list(seeds)]
+
+
+def check_rollback(num_tokens: int, most: int) -> int:
+    """Return `num_tokens` as an int if a request has so many output tokens, else ValueError."""
+    number = plain_number(num_tokens)
+    if not is_int(number) or not 0 <= number <= most:
+        raise ValueError(
+            f"num_tokens={num_tokens!r} must be an int from 0 to {most}, all there are"
+        )
+    return number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +83,8 @@ class LLM:
 
         messages: dicts with "role" and "content". The rest is as in `generate`.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise TypeError(f"messages={messages!r} must be a list of dicts, or a list of those")
         one = len(messages) > 0 and isinstance(messages[0], dict)
         listed = [messages] if one else list(messages)
         return self._complete(listed, self.encode_chat, sampling_params, use_tqdm, on_error)
@@ -173,8 +176,12 @@ class LLM:
                 self.engine.abort_request(request_id)
 
     def _new_id(self) -> str:
-        self._num_requests += 1
-        return f"llm-{self._num_requests - 1}"
+        """An id that nobody uses; others may have requests on the same engine."""
+        while True:
+            self._num_requests += 1
+            name = f"llm-{self._num_requests - 1}"
+            if not self.engine.is_in_use(name):
+                return name
 
 
 def _engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -190,11 +197,14 @@ def _per_prompt(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Iterable):
+        raise TypeError(f"sampling_params={params!r} must be None, SamplingParams or a list")
+    params = list(params)
     if len(params) != count:
         raise ValueError(
             f"{len(params)} sampling_params for {count} prompts; give one, or one each"
         )
-    return list(params)
+    return params
 
 
 def _failed(request_id: str, message: str) -> RequestOutput:
@@ -205,10 +215,20 @@ def _failed(request_id: str, message: str) -> RequestOutput:
     return RequestOutput(request_id, prompt_token_ids=[], outputs=[completion], finished=True)
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    one = isinstance(prompts, str) or (len(prompts) > 0 and _is_int(prompts[0]))
-    return [prompts] if one else list(prompts)
+def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(
+            f"prompts={prompts!r}: give a text, a list of token ids, or a list of those"
+        )
+    listed = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    return [listed] if listed and _is_int(listed[0]) else listed
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int | np.integer)
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

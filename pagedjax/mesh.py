@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
-def make_mesh(mesh: Mesh | None = None) -> Mesh:
-    """Return `mesh` after checking it, or a mesh of one device.
+def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mesh:
+    """The engine's mesh over the devices of `mesh`; None: over `device`, or the first there is.
 
-    Raises ValueError when there is no axis `tp` and NotImplementedError when it is longer than 1.
+    Its axis is Auto, whatever that of `mesh` is: an Explicit one would be part of all arrays'
+    types. Raises TypeError and ValueError for what is no mesh with just an axis `tp`, and
+    NotImplementedError when it is longer than 1.
     """
     if mesh is None:
-        return jax.make_mesh((1,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    if tuple(mesh.axis_names) != ("tp",):
+        devices = np.array([device or jax.devices()[0]])
+    elif not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh={mesh!r} must be a jax.sharding.Mesh with an axis 'tp', or None")
+    elif tuple(mesh.axis_names) != ("tp",):
         raise ValueError(f"mesh axes are {tuple(mesh.axis_names)}; the engine needs just ('tp',)")
-    if mesh.size != 1:
+    elif mesh.size != 1:
         raise NotImplementedError(f"mesh of {mesh.size} devices; supported: a mesh of size 1")
-    return mesh
+    else:
+        devices = mesh.devices
+    return Mesh(devices, ("tp",), axis_types=(AxisType.Auto,))
+
+
+def without_context_mesh[**P, R](method: Callable[P, R]) -> Callable[P, R]:
+    """Run `method` as if the caller had not called `jax.set_mesh`: it names its own mesh."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.set_mesh(None):
+            return method(*args, **kwargs)
+
+    return run
 
 
 def sharding(mesh: Mesh, spec: PartitionSpec = PartitionSpec()) -> NamedSharding:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-EXPECTED = (OSError, ValueError, TypeError, NotImplementedError, MemoryError, KeyError)
+# These say what is wrong by themselves.
+CLEAR = (OSError, ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 def exit_status(command: Callable[[], None], debug: bool) -> int:
@@ -15,11 +16,10 @@ def exit_status(command: Callable[[], None], debug: bool) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
-    except EXPECTED as error:
+    except Exception as error:
         if debug:
             raise
-        # The text of a KeyError is only the key.
-        text = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+        text = str(error) if isinstance(error, CLEAR) else f"{type(error).__name__}: {error}"
         print(f"error: {' '.join(text.split()) or type(error).__name__}", file=sys.stderr)
         return 1
     return 0

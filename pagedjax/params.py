@@ -6,16 +6,17 @@ the structure of the params tree is written down once, in the family's module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from pagedjax.config import DTYPES
+from pagedjax.mesh import sharding
 
 Path = tuple[str | int, ...]
 Params = dict[str, Any]
@@ -113,6 +114,40 @@ def check_arrays(params: Params) -> None:
         raise ValueError(
             f"params have dtypes {', '.join(dtypes)}; supported: one of {', '.join(DTYPES[1:])}"
         )
+
+
+def device_of(params: Params) -> jax.Device | None:
+    """The device that all leaves are on; None if they are on several."""
+    devices = {device for leaf in jax.tree.leaves(params) for device in leaf.devices()}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def placed(params: Params, mesh: Mesh) -> Params:
+    """The leaves as arrays of `mesh`, without copying any.
+
+    An array on an Explicit mesh has that mesh in its type, which no other mesh's programs take.
+    Raises ValueError naming a leaf that is on other devices.
+    """
+    wanted = set(mesh.devices.flat)
+    for path, leaf in flatten_tree(params).items():
+        if leaf.devices() != wanted:
+            raise ValueError(
+                f"params leaf {'/'.join(map(str, path))} is on {_listed(leaf.devices())} and the "
+                f"engine on {_listed(wanted)}; move the params with jax.device_put, or give the "
+                "engine a mesh of their device"
+            )
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, sharding(mesh)) if _is_explicit(leaf) else leaf, params
+    )
+
+
+def _is_explicit(leaf: jax.Array) -> bool:
+    mesh = getattr(leaf.sharding, "mesh", None)
+    return mesh is not None and AxisType.Explicit in mesh.axis_types
+
+
+def _listed(devices: Iterable[jax.Device]) -> str:
+    return ", ".join(sorted(map(str, devices)))
 
 
 def check_replacement(old: Params, new: Params) -> None:

@@ -16,6 +16,9 @@ from jax import lax
 
 from pagedjax.sampler import SamplingArrays
 
+# Entries of `Tables.edits` that are no biases. Where nothing else is left, first what is merely
+# forbidden may be drawn, and then what is not allowed.
+FORBIDDEN, NOT_ALLOWED = -1e38, -float("inf")
 CHUNK = 512  # positions of the history that are counted at a time
 
 Processor = Callable[[jax.Array], jax.Array]  # [R, V] -> [R, V]
@@ -37,7 +40,7 @@ class Tables:
     """By slot, of M slots."""
 
     history: jax.Array  # [M, X] int32, the tokens so far; beyond the slot's length anything
-    edits: jax.Array  # [M, V] float32; finite is added to the logit, -inf forbids the token
+    edits: jax.Array  # [M, V] float32, added to the logits; or FORBIDDEN, or NOT_ALLOWED
     extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # each [M, ...], the user's
 
 
@@ -49,10 +52,10 @@ def adjust(
     lengths: jax.Array,  # [R], tokens so far in the row's slot, prompt and output
     processor: Processor | None = None,
 ) -> jax.Array:  # [R, V] float32
-    """Penalties, then finite edits, then the processor, then forbidden tokens to -inf.
+    """Penalties, then biases, then the processor, then forbidden tokens to -inf.
 
-    Rows that want none of it keep their bits. A row whose every token would be forbidden keeps
-    them all: a distribution over nothing does not exist.
+    Rows that want none of it keep their bits. A row keeps tokens that are forbidden if all others
+    are not allowed, for a distribution over nothing does not exist.
     """
     logits = penalize(logits, arrays, adjustments, tables.history, lengths)
     edited = adjustments.edited[:, None]
@@ -62,12 +65,15 @@ def adjust(
 
     def biased() -> jax.Array:
         found = edits()
-        return jnp.where(edited & jnp.isfinite(found), logits + found, logits)
+        return jnp.where(edited & (found > FORBIDDEN), logits + found, logits)
 
     def allowed() -> jax.Array:
-        forbidden = edited & (edits() == -jnp.inf)
-        left = (~forbidden & (logits > -jnp.inf)).any(axis=-1, keepdims=True)
-        return jnp.where(forbidden & left, -jnp.inf, logits)
+        found, kept = edits(), logits
+        for limit in (NOT_ALLOWED, FORBIDDEN):
+            forbidden = edited & (found <= limit)
+            left = (~forbidden & (kept > -jnp.inf)).any(axis=-1, keepdims=True)
+            kept = jnp.where(forbidden & left, -jnp.inf, kept)
+        return kept
 
     logits = lax.cond(edited.any(), biased, lambda: logits)
     if processor is not None:

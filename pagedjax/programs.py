@@ -43,7 +43,7 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 class Programs:
-    """Forward, sample and score for one StepConfig."""
+    """What an engine runs, for one StepConfig; each method is one program, compiled when needed."""
 
     def __init__(self, config: StepConfig) -> None:
         self._config = config
@@ -58,6 +58,9 @@ class Programs:
             )
             for variant in VARIANTS
         }
+        self._logits = jax.jit(partial(step.logits_of, config))
+        self._rank = jax.jit(partial(step.rank, config), static_argnums=0)
+        self._score = jax.jit(partial(step.score, config), static_argnums=0)
         self._copy = jax.jit(copy_blocks, donate_argnums=0)
         self._put = {
             "history": jax.jit(step.put_history, donate_argnums=0),
@@ -118,21 +121,20 @@ class Programs:
 
     def logits(self, params: Params, hidden: Any) -> jax.Array:
         """See `step.logits_of`."""
-        function = jax.jit(partial(step.logits_of, self._config))
         args = (_outer(params), hidden)
-        return self._compile(("logits", hidden.shape[0]), function, *args)(*args)
+        return self._compile(("logits", hidden.shape[0]), self._logits, *args)(*args)
 
     def rank(self, params: Params, hidden: Any, count: int) -> Any:
         """See `step.rank`."""
-        function = jax.jit(partial(step.rank, self._config, count))
         args = (_outer(params), hidden)
-        return self._compile(("rank", count, hidden.shape[0]), function, *args)(*args)
+        key = ("rank", count, hidden.shape[0])
+        return self._compile(key, self._rank, count, *args)(*args)
 
     def score(self, params: Params, hidden: Any, targets: jax.Array, count: int | None) -> Any:
         """See `step.score`."""
-        function = jax.jit(partial(step.score, self._config, count))
         args = (_outer(params), hidden, targets)
-        return self._compile(("score", count, hidden.shape[0]), function, *args)(*args)
+        key = ("score", count, hidden.shape[0])
+        return self._compile(key, self._score, count, *args)(*args)
 
     def copy(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> EngineState:
         """See `kv_cache.copy_blocks`. The pools are donated."""
@@ -159,9 +161,8 @@ class Programs:
         if batch.tokens.size:
             targets = jax.ShapeDtypeStruct(batch.tokens.shape, batch.tokens.dtype)
             for count in (None, self._config.max_logprobs):
-                function = jax.jit(partial(step.score, self._config, count))
                 key = ("score", count, chunks.shape[0])
-                yield Job(key, function, (slots[0], chunks, targets))
+                yield Job(key, self._score, (count, slots[0], chunks, targets))
 
     def other_jobs(
         self, state: EngineState, copies: Sequence[tuple[jax.Array, jax.Array]], tables: Any
@@ -210,7 +211,7 @@ def _sample_key(hidden: Any, variant: str) -> tuple:
     return ("sample", variant, hidden.shape[0])
 
 
-def use_compilation_cache(folder: str | None) -> None:
+def use_compilation_cache(folder: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in `folder`, for this whole process; None changes nothing."""
     if folder is None:
         return

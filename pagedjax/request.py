@@ -48,7 +48,8 @@ class Request:
     max_len: prompt + output tokens at which the request ends with "length".
     score: True for a request that only scores its tokens and generates none.
     edits: what it adds to logits, and forbids. token_logprobs: of the output read so far.
-    prompt_logprobs: entry i is of token i + 1; None until it is known.
+    prompt_logprobs: entry i is of token i + 1, as far as they are known;
+    num_prompt_logprobs: as many as are wanted.
     num_candidates: above 0, the request draws nothing: once all its tokens are computed, its
         `candidates` are the most likely next tokens with their log probabilities.
     sample_index: i of the n samples of one prompt; siblings: the others, until they start.
@@ -71,7 +72,8 @@ class Request:
     candidates: list[tuple[int, float]] | None = None
     edits: TokenEdits = TokenEdits()
     token_logprobs: list[Candidates] = field(default_factory=list)
-    prompt_logprobs: list[Candidates | None] = field(default_factory=list)
+    prompt_logprobs: list[Candidates] = field(default_factory=list)
+    num_prompt_logprobs: int = 0
     num_computed: int = 0
     num_pending: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -95,10 +97,11 @@ class Request:
     def copy(self, **changes: Any) -> Request:
         """The same request with the same tokens, not started: no slot, no blocks."""
         kept = ("id", "arrival", "num_prompt", "params", "seed", "max_len", "stop_ids", "eos_ids",
-                "namespace", "edits")  # fmt: skip
+                "namespace", "edits", "num_prompt_logprobs")  # fmt: skip
         values = {name: getattr(self, name) for name in kept}
-        lists = {"tokens": list(self.tokens), "token_logprobs": list(self.token_logprobs)}
-        return Request(**{**values, **lists, **changes})
+        lists = ("tokens", "token_logprobs", "prompt_logprobs")
+        values |= {name: list(getattr(self, name)) for name in lists}
+        return Request(**{**values, **changes})
 
     @cached_property
     def is_adjusted(self) -> bool:
@@ -119,12 +122,17 @@ class Request:
     @property
     def scores_prompt(self) -> bool:
         """Whether the logits of its prompt's positions are wanted."""
-        return self.score or None in self.prompt_logprobs
+        return self.score or self.lists_prompt
+
+    @property
+    def lists_prompt(self) -> bool:
+        """Whether some of its `prompt_logprobs` are not known yet."""
+        return len(self.prompt_logprobs) < self.num_prompt_logprobs
 
     @property
     def num_scored(self) -> int:
         """How many of the prompt's first logits need no computing any more."""
-        return self.prompt_logprobs.index(None) if self.scores_prompt else self.num_prompt
+        return len(self.prompt_logprobs) if self.lists_prompt else self.num_prompt
 
     @property
     def num_tokens(self) -> int:
@@ -148,6 +156,11 @@ class Request:
         if not self.num_pending:
             return False
         return self.num_tokens >= self.max_len or self.edits.need_every_token
+
+    @property
+    def num_output(self) -> int:
+        """How many ids were generated and read so far."""
+        return len(self.tokens) - self.num_prompt
 
     @property
     def output_ids(self) -> list[int]:

@@ -22,8 +22,8 @@ from pagedjax.hooks import check_processor
 from pagedjax.invariance import invariant_buckets
 from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.logprobs import TokenLogprobs
-from pagedjax.mesh import make_mesh
-from pagedjax.params import Params, check_arrays, check_params
+from pagedjax.mesh import make_mesh, without_context_mesh
+from pagedjax.params import Params, check_arrays, check_params, device_of, placed
 from pagedjax.plan import Plan
 from pagedjax.programs import VARIANTS, Job, Programs, use_compilation_cache
 from pagedjax.request import Request, Variant
@@ -67,12 +67,13 @@ class Runner:
     num_blocks: N of the pool. buckets: the shapes that steps are padded to.
     """
 
+    @without_context_mesh
     def __init__(self, model: ModelConfig, params: Params, config: EngineConfig) -> None:
         check_arrays(params)
         check_params(models.family(model.model_type).param_rules(model), params)
         use_compilation_cache(config.compilation_cache_dir)
-        mesh = make_mesh(config.mesh)  # type: ignore[arg-type]
-        self.params = params
+        mesh = make_mesh(config.mesh, device_of(params))  # type: ignore[arg-type]
+        self.params = placed(params, mesh)
         self.max_model_len = _max_model_len(config, model)
         budget = _token_budget(config, mesh)
         # M: no more requests run than the budget has tokens.
@@ -100,11 +101,17 @@ class Runner:
         self._packer = self._make_packer(self.num_blocks)
         self._state = self._make_state(self.num_blocks)
 
+    @without_context_mesh
+    def replace_params(self, params: Params) -> None:
+        """Use other weights from the next step on."""
+        self.params = placed(params, self._step_config.mesh)
+
     @property
     def num_compilations(self) -> int:
         """Programs compiled so far."""
         return self._programs.num_compilations
 
+    @without_context_mesh
     def dispatch(self, plan: Plan) -> InFlight:
         """Start a step and return at once."""
         shape = self.buckets.fit(plan)
@@ -119,15 +126,17 @@ class Runner:
             drawn = self._sample(plan, batch.logit_slots, hidden)
             self._state = dataclasses.replace(self._state, tokens=drawn.slot_tokens)
             tokens, logprobs = drawn.tokens, drawn.logprobs
-            tokens.copy_to_host_async()
         if any(row.request.scores_prompt for row in plan.chunks):
             targets = self._packer.targets(plan, shape)
-            listed = any(None in row.request.prompt_logprobs for row in plan.chunks)
+            listed = any(row.request.lists_prompt for row in plan.chunks)
             best = self._step_config.max_logprobs if listed else None
             scores = self._programs.score(self.params, chunk_hidden, targets, best)
         count = max((request.num_candidates for request in samplers), default=0)
         ranked = self._programs.rank(self.params, hidden, count) if count else None
-        last = jax.tree.leaves((hidden, tokens, scores, ranked))[-1]
+        read_later = jax.tree.leaves((logprobs, tokens, scores, ranked))
+        for each in read_later:
+            each.copy_to_host_async()
+        last = read_later[-1] if read_later else hidden
         padded = shape.decode_rows + shape.tokens
         return InFlight(plan, padded, last, tokens, scores, ranked, logprobs)
 
@@ -152,6 +161,7 @@ class Runner:
         wanted = {request.variant for request in requests}
         return next(each for each in reversed(VARIANTS) if each in wanted)
 
+    @without_context_mesh
     def recover(self) -> None:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""
         self._tables.reset()
@@ -160,6 +170,7 @@ class Runner:
                 leaf.delete()
             self._state = self._make_state(self.num_blocks)
 
+    @without_context_mesh
     def warmup(self) -> CompileReport:
         """Compile every shape that `dispatch` can need, without running one."""
         start = time.perf_counter()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from pagedjax.config import check_seed, is_int
+from pagedjax.values import check_seed, is_int, plain_list, plain_number
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class SamplingParams:
         from the logits of ids in the output, once, and once per occurrence.
     logit_bias: added to the logits of these ids. allowed_token_ids: no other id is drawn.
     bad_words: texts that must not appear in the output; their last token is forbidden wherever
-        the output ends with the tokens before it. If nothing else is left, an id forbidden by
-        these is drawn all the same.
+        the output ends with the tokens before it. If nothing else is left, of the allowed ids, one
+        forbidden by these or by `min_tokens` is drawn all the same.
     logprobs: report each output token's log probability and rank, and the k best ids beside it.
         prompt_logprobs: the same for the prompt's tokens; the first has none.
     extra: arrays for the engine's `logits_processor`, by name.
@@ -72,12 +72,25 @@ class SamplingParams:
     extra: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self._plain()
         self._check_ints()
         self._check_floats()
         self._check_flags()
         self._check_stop()
         self._check_token_ids()
         self._check_logprobs()
+
+    def _plain(self) -> None:
+        """numpy's numbers and arrays as Python's, so that whatever reads them meets one kind."""
+        for each in fields(self):
+            if each.name in ("stop_token_ids", "allowed_token_ids"):
+                value = plain_list(getattr(self, each.name))
+            elif each.name == "logit_bias" and isinstance(self.logit_bias, Mapping):
+                pairs = self.logit_bias.items()
+                value = {plain_number(token): plain_number(bias) for token, bias in pairs}
+            else:
+                value = plain_number(getattr(self, each.name))
+            object.__setattr__(self, each.name, value)
 
     def _check_ints(self) -> None:
         for name, least in (("n", 1), ("top_k", -1), ("min_tokens", 0)):

@@ -70,9 +70,9 @@ class Scheduler:
         """End a request now; rows of it that are in flight will be dropped at their commit."""
         self._finish(request, "abort")
 
-    def stop(self, request: Request, stop_string: str) -> None:
-        """End a request whose text has come to a stop string, which outranks other reasons."""
-        self._finish(request, "stop", stop_string)
+    def stop(self, request: Request, reason: FinishReason, why: str) -> None:
+        """End a request because of its text (see `SampleOutput`); outranks other reasons."""
+        self._finish(request, reason, why)
 
     def schedule(self) -> Plan:
         """Choose the next step: decode rows first, then chunks, then newly admitted prompts."""

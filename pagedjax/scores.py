@@ -4,7 +4,7 @@ tokens, of prompts, and of the most likely next tokens."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,11 +49,11 @@ class Scores:
     ) -> None:
         """Read what a step found out and hand it to the requests, before their `commit`."""
         if logprobs is not None:
-            _keep_token_logprobs(plan, tokens, jax.tree.map(np.asarray, logprobs))
+            _keep_token_logprobs(plan, tokens, _listed(logprobs))
         if scores is not None:
-            found = jax.tree.map(np.asarray, scores)
-            self._keep(plan, found.logprob)
-            _keep_prompt_logprobs(plan, found)
+            self._keep(plan, np.asarray(scores.logprob))
+            if any(row.request.lists_prompt for row in plan.chunks):
+                _keep_prompt_logprobs(plan, _listed(scores))
         if ranked is not None:
             _keep_candidates(plan, *map(np.asarray, ranked))
 
@@ -97,25 +97,27 @@ def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
             request.candidates = list(best)[: request.num_candidates]
 
 
-def _keep_token_logprobs(plan: Plan, tokens: list[int], found: TokenLogprobs) -> None:
+def _keep_token_logprobs(plan: Plan, tokens: list[int], found: Any) -> None:
     """Hand the samplers of a step the log probabilities of their tokens; call before `commit`."""
     for index, (request, token) in enumerate(zip(plan.samplers, tokens, strict=True)):
         if request.params.logprobs is not None and not request.is_finished:
-            del request.token_logprobs[len(request.output_ids) :]  # of tokens rolled back
+            del request.token_logprobs[request.num_output :]  # of tokens rolled back
             request.token_logprobs.append(_candidates(token, found, index, request.params.logprobs))
 
 
-def _keep_prompt_logprobs(plan: Plan, found: TokenLogprobs) -> None:
+def _keep_prompt_logprobs(plan: Plan, found: Any) -> None:
     """Hand the prompts of a step's chunks the log probabilities of their tokens."""
     first = 0
     for row in plan.chunks:
         request = row.request
         count = request.params.prompt_logprobs
-        if count is not None and None in request.prompt_logprobs:
-            for place in range(row.start, min(row.end, request.num_prompt - 1)):
+        if count is not None and request.lists_prompt:
+            known = len(request.prompt_logprobs)
+            assert row.start <= known, "tokens without scores are never taken from the prefix cache"
+            for place in range(known, min(row.end, request.num_prompt - 1)):
                 token = request.tokens[place + 1]
                 index = first + place - row.start
-                request.prompt_logprobs[place] = _candidates(token, found, index, count)
+                request.prompt_logprobs.append(_candidates(token, found, index, count))
         first += row.num_tokens
 
 
@@ -132,13 +134,17 @@ def score_arrays(token_lists: list[list[int]], scores: list[np.ndarray]) -> Scor
     return ScoredArrays(*jax.device_put((tokens, logprobs, mask)))
 
 
-def _candidates(token: int, found: TokenLogprobs, index: int, count: int) -> Candidates:
-    best = zip(
-        found.ids[index, :count].tolist(), found.logprobs[index, :count].tolist(), strict=True
-    )
+def _listed(found: TokenLogprobs) -> Any:
+    """The same with lists: numbers are read one by one, which takes several times as long with
+    arrays."""
+    return jax.tree.map(lambda each: np.asarray(each).tolist(), found)
+
+
+def _candidates(token: int, found: Any, index: int, count: int) -> Candidates:
+    best = zip(found.ids[index][:count], found.logprobs[index][:count], strict=True)
     return Candidates(
         token=token,
-        logprob=max(float(found.logprob[index]), LEAST_LOGPROB),
-        rank=int(found.rank[index]),
+        logprob=max(found.logprob[index], LEAST_LOGPROB),
+        rank=found.rank[index],
         best=tuple((each, max(logprob, LEAST_LOGPROB)) for each, logprob in best),
     )

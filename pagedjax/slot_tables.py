@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagedjax.penalties import Tables
+from pagedjax.host_rows import moderate
+from pagedjax.penalties import FORBIDDEN, NOT_ALLOWED, Tables
 from pagedjax.programs import Job, Programs
 from pagedjax.request import Request
 
@@ -95,16 +96,17 @@ class SlotTables:
     def _write_edits(self, request: Request, slot: int) -> None:
         """Write only what changed: forbidden ids depend on the place in the output."""
         output = request.num_tokens - 1 - request.num_prompt  # before this draw
-        forbidden = request.edits.forbidden(request.output_ids, output)
+        watched = max(request.num_prompt, len(request.tokens) - request.edits.num_watched)
+        forbidden = request.edits.forbidden(request.tokens[watched:], output)
         if forbidden == self._forbidden[slot]:
             return
         self._forbidden[slot] = forbidden
         row: Any = np.zeros(self._shape[2], np.float32)
         for token, bias in request.edits.bias.items():
-            row[token] = bias
+            row[token] = moderate(bias)
+        row[list(forbidden)] = FORBIDDEN
         if request.edits.allowed is not None:
             others = np.ones(self._shape[2], bool)
             others[list(request.edits.allowed)] = False
-            row[others] = -np.inf
-        row[list(forbidden)] = -np.inf
+            row[others] = NOT_ALLOWED
         self.arrays = self._programs.put_edits(self.arrays, slot, row)

@@ -36,13 +36,19 @@ class TokenEdits:
         """
         return any(len(word) > 1 for word in self.bad_words)
 
-    def forbidden(self, output_ids: Sequence[int], num_output: int) -> frozenset[int]:
+    @cached_property
+    def num_watched(self) -> int:
+        """How many of the output's last tokens decide what is forbidden."""
+        return max((len(word) - 1 for word in self.bad_words), default=0)
+
+    def forbidden(self, last_ids: Sequence[int], num_output: int) -> frozenset[int]:
         """Ids that may not be the next token, those outside `allowed` left aside.
 
-        num_output: tokens of the output, those not yet read included.
+        last_ids: the output's last `num_watched` ones, or all that there are. num_output: tokens
+        of the output, those not yet read included.
         """
         found = set(self.end_ids if num_output < self.min_tokens else ())
         for *start, last in self.bad_words:
-            if not start or list(output_ids[-len(start) :]) == start:
+            if not start or list(last_ids[-len(start) :]) == start:
                 found.add(last)
         return frozenset(found)

@@ -41,11 +41,17 @@ H200 = Device("NVIDIA H200", 132, (9, 0))
 
 
 def device_of(device: jax.Device) -> Device:
-    """The description of an attached, or absent, GPU; of an H200 for anything else."""
-    if device.platform == "cpu":
-        return H200
-    major, minor = str(device.compute_capability).split(".")
-    return Device(device.device_kind, device.core_count, (int(major), int(minor)))
+    """The description of an attached, or absent, NVIDIA GPU; of an H200 for anything else."""
+    capability = compute_capability(device)
+    return Device(device.device_kind, device.core_count, capability) if capability else H200
+
+
+def compute_capability(device: jax.Device) -> tuple[int, int] | None:
+    """Of an NVIDIA GPU, such as (9, 0); None for all other devices."""
+    if device.platform not in ("gpu", "cuda"):
+        return None
+    found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    return (int(found[1]), int(found[2])) if found else None
 
 
 @dataclass(frozen=True)

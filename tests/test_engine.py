@@ -492,3 +492,34 @@ def test_a_pool_in_another_dtype_than_the_params() -> None:
     assert str(engine._runner._state.cache.k.dtype) == "bfloat16"
     engine.add_request("a", PROMPT, greedy(4))
     assert len(finished(engine.run())["a"]) == 4
+
+
+def test_an_id_whose_output_nobody_has_read_is_in_use() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    engine.compute_logprobs([[5, 6, 7] * 40] * 3)  # which steps until "a" has ended, too
+    while engine.scheduler.has_unfinished():
+        engine.unread(engine.step())
+    with pytest.raises(ValueError, match="'a' is in use"):
+        engine.add_request("a", PROMPT, GREEDY)
+    assert engine.abort_request("a") is None
+    assert finished(engine.run()) == {"a": solo(PROMPT, GREEDY)}
+
+
+@pytest.mark.parametrize("number", [1.0, -1, True, "1", None])
+def test_a_rollback_by_what_is_no_number_of_tokens(number: Any) -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    while not engine.step():
+        pass
+    with pytest.raises(ValueError, match=f"num_tokens={number!r} must be an int from 0 to"):
+        engine.rollback("a", number)
+
+
+def test_a_text_is_no_list_of_ids() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    with pytest.raises(ValueError, match="new_request_ids='xy' must be a list"):
+        engine.fork("a", "xy")
+    with pytest.raises(ValueError, match="'abc' is one text"):
+        engine.compute_logprobs("abc")  # type: ignore[arg-type]

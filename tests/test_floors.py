@@ -12,12 +12,13 @@ CONVERT = "pagedjax.convert"
 
 # An import may only go to a lower floor. `.*` stands for every module below.
 FLOORS = {
-    0: "pallas_kernels pallas_kernels.* config version one_line mesh step_time token_edits ranking",
+    0: "pallas_kernels pallas_kernels.* config values version one_line mesh step_time token_edits "
+    "ranking",
     1: "sampling_params request blocks params kv_cache layers sampler penalties logprobs text "
     "stop_strings",
-    2: "hooks plan host_rows holdings attention layer_ops transcript intake accounting",
-    3: "scheduler scores batch models models.*",
-    4: "stats step programs checkpoint",
+    2: "hooks plan host_rows holdings attention layer_ops cut_text intake accounting",
+    3: "sample_output scheduler scores batch models models.*",
+    4: "transcript stats step programs checkpoint",
     5: "slot_tables invariance runner engine convert convert.*",
     6: "beam_search llm",
     7: "pagedjax __main__ convert.__main__",
@@ -34,6 +35,7 @@ NEIGHBOURS = {
     ("pallas_kernels.triton_rope_write", "pallas_kernels.pages"),
     ("pallas_kernels.triton_prefill", "pallas_kernels.tiles"),
     ("pallas_kernels.aot", "pallas_kernels.aot_report"),
+    ("pagedjax.config", "pagedjax.values"),
     ("pagedjax.layer_ops", "pagedjax.attention"),
     ("pagedjax.host_rows", "pagedjax.plan"),
     ("pagedjax.penalties", "pagedjax.sampler"),
@@ -48,8 +50,8 @@ NEIGHBOURS = {
 STDLIB = {
     f"pagedjax.{name}"
     for name in (
-        "config", "token_edits", "sampling_params", "request", "blocks", "plan", "holdings",
-        "scheduler",
+        "values", "config", "token_edits", "sampling_params", "request", "blocks", "plan",
+        "holdings", "scheduler",
     )
 }  # fmt: skip
 

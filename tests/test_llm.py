@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pagedjax import LLM, SamplingParams
@@ -35,6 +37,43 @@ def test_one_prompt_is_a_list_of_one() -> None:
     llm = make_llm()
     assert ids(llm, PROMPTS[0], GREEDY) == ids(llm, [PROMPTS[0]], GREEDY)
     assert llm.generate([], use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tuple,
+        np.array,
+        jnp.array,
+        lambda prompt: [np.int32(token) for token in prompt],
+        lambda prompt: [jnp.int32(token) for token in prompt],
+        lambda prompt: iter(prompt),
+        lambda prompt: iter([np.array(prompt)]),
+        lambda prompt: [jnp.array(prompt)],
+        lambda prompt: jnp.array([prompt]),
+    ],
+)
+def test_token_ids_in_any_form(make: Any) -> None:
+    llm = make_llm()
+    assert ids(llm, make(PROMPTS[0]), GREEDY) == ids(llm, [PROMPTS[0]], GREEDY)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"ab", {"prompt_token_ids": [1]}])
+def test_what_is_no_prompt_is_named(prompts: Any) -> None:
+    llm = make_llm()
+    with pytest.raises(TypeError, match="prompts=.*give a text, a list of token ids"):
+        llm.generate(prompts)
+    with pytest.raises(ValueError, match="prompt 1: .*must be a string or a list of token ids"):
+        llm.generate([[1], prompts])
+    with pytest.raises(TypeError, match="sampling_params=5"):
+        llm.generate([[1]], 5)  # type: ignore[arg-type]
+
+
+def test_ids_of_others_on_the_same_engine() -> None:
+    llm = make_llm()
+    llm.engine.add_request("llm-0", [1, 2], GREEDY)
+    assert len(ids(llm, PROMPTS, GREEDY)) == 3
+    assert finished(llm.engine.run()).keys() == {"llm-0"}
 
 
 def test_every_bad_prompt_is_named_before_any_work() -> None:

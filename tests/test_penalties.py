@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax.penalties import CHUNK, Adjustments, Tables, adjust, token_counts
+from pagedjax.penalties import (
+    CHUNK,
+    FORBIDDEN,
+    NOT_ALLOWED,
+    Adjustments,
+    Tables,
+    adjust,
+    token_counts,
+)
 from tests.numpy_filters import penalized
 from tests.test_sampler import sampling, tied_logits
 
@@ -198,3 +206,17 @@ def test_padding_rows_read_something_and_harm_no_other():
     logits = jnp.asarray([[2, -2, 0.5], [1, 2, 3]], jnp.float32)
     both = adjust(logits, arrays, adjustments, tables, jnp.asarray([4, 4], jnp.int32))
     np.testing.assert_array_equal(both, [found[0], [1, 2, 3]])
+
+
+def test_what_is_forbidden_comes_before_what_is_not_allowed():
+    """Bad words may forbid all that is allowed; the rest of the vocabulary stays out."""
+    edits = np.zeros((3, 6), np.float32)
+    edits[0] = [FORBIDDEN, FORBIDDEN, *[NOT_ALLOWED] * 4]
+    edits[1] = [FORBIDDEN, 0, *[NOT_ALLOWED] * 4]
+    edits[2] = [FORBIDDEN, *[0] * 5]
+    out = run(np.zeros((3, 6)), [[0]] * 3, [[]] * 3, edits=edits)
+    assert (out > -np.inf).tolist() == [
+        [True, True, False, False, False, False],
+        [False, True, False, False, False, False],
+        [False, True, True, True, True, True],
+    ]

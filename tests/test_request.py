@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from pagedjax.request import Request, Status
@@ -99,6 +100,27 @@ def test_a_value_out_of_range_is_named(name, value):
 @pairs(ACCEPTED)
 def test_a_value_within_range_is_kept(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("seed", np.random.default_rng(0).integers(2**32, dtype=np.uint32), 3653403231),
+        ("seed", np.int64(7), 7),
+        ("max_tokens", np.int16(3), 3),
+        ("temperature", np.float32(0.5), 0.5),
+        ("top_p", np.float64(0.25), 0.25),
+        ("stop_token_ids", np.array([3, 4]), [3, 4]),
+        ("stop_token_ids", {3}, [3]),
+        ("stop_token_ids", [np.int32(3)], [3]),
+        ("allowed_token_ids", (np.int64(5), 6), (5, 6)),
+        ("logit_bias", {np.int64(3): np.float32(1.5)}, {3: 1.5}),
+    ],
+)
+def test_numbers_of_numpy_become_plain(name, value, plain):
+    """As a sampler of seeds, or a loop over an array, gives them."""
+    kept = getattr(SamplingParams(**{name: value}), name)
+    assert (kept, repr(kept)) == (plain, repr(plain))
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

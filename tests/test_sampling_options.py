@@ -184,11 +184,25 @@ def test_bad_words(steps_in_flight: int) -> None:
     assert ids(found) == expected(edit, 8) and ids(found, "b") == free
 
 
-def test_forbidding_everything_forbids_nothing() -> None:
+def test_what_is_not_allowed_stays_out_when_all_else_is_forbidden() -> None:
+    engine = make_engine(tokenizer=ByteTokenizer())
+    params = greedy(4, allowed_token_ids=[65], bad_words=["A"])
+    assert ids(run(engine, a=params)) == [65] * 4
+
+
+@pytest.mark.parametrize("huge", [1e30, 1e39])
+def test_numbers_beyond_float32_are_taken_for_large_ones(huge: float) -> None:
+    """As infinities they would turn logits into NaN, and NaN into any token."""
     found = run(
-        make_engine(tokenizer=ByteTokenizer()), a=greedy(allowed_token_ids=[65], bad_words=["A"])
-    )
-    assert all(0 <= token < VOCAB for token in ids(found))
+        make_engine(), plain=greedy(), bias=greedy(4, logit_bias={7: huge}),
+        bans=greedy(4, logit_bias={each: -huge for each in range(VOCAB) if each != 9}),
+        never=greedy(8, frequency_penalty=huge, presence_penalty=huge),
+        always=greedy(8, frequency_penalty=-huge), repeated=greedy(8, repetition_penalty=1 / huge),
+    )  # fmt: skip
+    assert ids(found, "plain") == ids(run(make_engine(), a=greedy()))
+    assert ids(found, "bias") == [7] * 4 and ids(found, "bans") == [9] * 4
+    assert len(set(ids(found, "never"))) == 8 and len(set(ids(found, "always"))) == 1
+    assert all(0 <= token < VOCAB for token in ids(found, "repeated"))
 
 
 # -- logprobs --

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedjax import LLM, CompletionOutput, Engine, RequestOutput, SamplingParams
-from pagedjax.request import Request, Status
+from pagedjax.cut_text import CutText
+from pagedjax.request import FinishReason, Request, Status
 from pagedjax.stop_strings import StopStrings
 from pagedjax.text import Detokenizer
-from pagedjax.transcript import CutText, Transcript
+from pagedjax.transcript import Transcript
 from tests.byte_tokenizer import ByteTokenizer
 from tests.tiny_llama import make_engine, tiny
 
@@ -245,16 +246,18 @@ def told(
     )  # fmt: skip
     transcript = Transcript([request], PieceTokenizer(FOX, special=5))
 
-    def on_stop(stopped: Request, stop_string: str) -> None:
+    def on_stop(stopped: Request, reason: FinishReason, why: str) -> None:
         stopped.status = Status.FINISHED
-        stopped.finish_reason, stopped.stop_reason = "stop", stop_string
+        stopped.finish_reason, stopped.stop_reason = reason, why
 
     outputs = []
     for number, token in enumerate(ids, 1):
         request.tokens.append(token)
         if number == len(ids) and finish_reason is not None:
             request.status, request.finish_reason = Status.FINISHED, finish_reason
-        outputs.append(transcript.snapshot(on_stop).outputs[0])
+        output = transcript.advance(on_stop)
+        assert output is not None
+        outputs.append(output.outputs[0])
         if request.is_finished:
             break
     check_cumulative(outputs)

@@ -1,0 +1,70 @@
+"""Values from users: made Python's own, and refused with their name."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another library, such as numpy's, as Python's; anything else as it is."""
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def plain_list(value: Any) -> Any:
+    """An array or a set of numbers as a list, a list or tuple of them as such, with Python's
+    numbers; anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    kind = tuple if isinstance(value, tuple) else list
+    known = isinstance(value, list | tuple | set | frozenset)
+    return kind(plain_number(each) for each in value) if known else value
+
+
+def is_int(value: Any) -> bool:
+    """Whether `value` is an int and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_seed(value: int) -> int:
+    """Return `value` when it is an int in [0, 2**32), else raise ValueError.
+
+    Larger seeds are refused because a 32-bit key would fold them onto smaller ones.
+    """
+    if not is_int(value) or not 0 <= value < 2**32:
+        raise ValueError(f"seed={value!r} must be an int with 0 <= seed < 2**32")
+    return value
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Return `value` when it is an int of at least 1, else raise ValueError."""
+    if not is_int(value) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an int of at least 1")
+    return value
+
+
+def finite(name: str, value: Any) -> float:
+    """Return `value` as a float when it is a finite number, else raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """The same for a number above 0."""
+    if finite(name, value) <= 0:
+        raise ValueError(f"{name}={value!r} must be positive")
+    return float(value)
+
+
+def one_of(name: str, value: str, supported: tuple[str, ...]) -> str:
+    """Return `value` when it is among the supported ones, else raise ValueError naming them."""
+    if value not in supported:
+        listed = ", ".join(repr(each) for each in supported)
+        raise ValueError(f"{name}={value!r} is unknown; supported: {listed}")
+    return value
