@@ -50,12 +50,13 @@ def strict_jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         jax.config.update(name, value)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def programs_compiled_once() -> Iterator[None]:
-    """Engines that would compile the same program share it: to trace and compile the same ones
-    again for each of hundreds of small engines took most of the tests' time.
+    """Engines of a file that would compile the same program share it: to trace and compile the
+    same ones again for each of hundreds of small engines took most of the tests' time.
 
-    Each engine counts its own programs all the same.
+    Each engine counts its own programs all the same. Files share none: each program on CPU maps
+    its code in dozens of pieces, of which a process may have 65,530.
     """
     known: dict[Any, Any] = {}
     own = Programs._compile
