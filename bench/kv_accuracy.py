@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import header
+from bench import command_line, header
 from bench.report import right_aligned
 from pagedjax import LLM, ModelConfig, load_checkpoint
 from pagedjax.kv_cache import block_bytes
@@ -94,7 +94,7 @@ for example in ([], [1], [2, 1], [3, 1, 2], [5, 4, 3, 2, 1], [1, 1, 1]):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or non-zero after one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m bench.kv_accuracy", description=__doc__)
-    parser.add_argument("--model", required=True)
+    command_line.add_model(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--debug", action="store_true")
     options = parser.parse_args(arguments)
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace) -> None:
     print("{texts} texts, {tokens:,} tokens, {scored:,} of them scored".format(**counts))
     print("\n".join(_table(pools)))
     if options.json:
-        model = Path(options.model).name
+        model = options.model.name
         result = {"header": described, "model": model, "dtype": "float32", **counts, "pools": pools}
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.latency", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    command_line.add_model(parser, "a .gguf file; without --peer also a folder")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--peer", metavar="PYTHON", help="interpreter with vllm, torch, transformers and gguf")
     add("--load", type=float, nargs="+", help=f"shares of our saturation; default: {LOAD}")

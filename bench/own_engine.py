@@ -6,7 +6,7 @@ import cProfile
 import io
 import pstats
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from bench import trial
 from bench.trial import Trial
 from bench.workload import END_ID, MAX_MODEL_LEN, Workload, make_workload
 from pagedjax import LLM, Engine, EngineStats, SamplingParams, load_checkpoint
+from pagedjax.blocks import with_watermark
 
 BLOCK_SIZE = 16
 WARM_REQUESTS, WARM_TOKENS = 16, 4
@@ -130,8 +131,7 @@ def blocks_without_preemption(
     """
     longest = max(workload.output_lens)
     needs = sorted(-(-(len(each) + longest) // block_size) for each in workload.prompts)
-    needed = sum(needs[-max_num_seqs:])
-    return needed + needed // 50 + 1
+    return with_watermark(sum(needs[-max_num_seqs:]))
 
 
 def stats_between(before: EngineStats, after: EngineStats) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def stats_between(before: EngineStats, after: EngineStats) -> dict[str, Any]:
     mean_kv_utilization: that of the steps between. padding_waste: the share of the tokens that
     were computed which are padding, where the engine counts them.
     """
-    one, other = asdict(before), asdict(after)
+    one, other = before.as_dict(), after.as_dict()
     found: dict[str, Any] = {
         COUNTED[name]: round(other[name] - one[name], 4) for name in other if name in COUNTED
     }

@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.parity", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    command_line.add_model(parser, "a .gguf file; without --peer also a folder")
     add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
     add("--dtypes", type=_names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
     add("--num-prompts", type=int, default=16)

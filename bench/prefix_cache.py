@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import header
+from bench import command_line, header
 from pagedjax import LLM, SamplingParams
 from pagedjax.one_line import exit_status
 
@@ -26,7 +26,7 @@ PROMPT_TOKENS = 1040
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or non-zero after one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m bench.prefix_cache", description=__doc__)
-    parser.add_argument("--model", required=True)
+    command_line.add_model(parser)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)

@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.scaling", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder or .gguf file")
+    command_line.add_model(parser)
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--requests", type=int, nargs="+", default=[64, 256, 1024])
     add("--contexts", type=int, nargs="+", default=[256, 1024, 4096])

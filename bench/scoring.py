@@ -32,6 +32,7 @@ from bench.own_engine import BLOCK_SIZE
 from bench.trial import Trial
 from bench.workload import END_ID, FIRST_ID, LONGEST, SEED, make_workload
 from pagedjax import LLM, ModelConfig, load_checkpoint
+from pagedjax.blocks import with_watermark
 from pagedjax.one_line import exit_status
 from pagedjax.params import Params
 
@@ -115,7 +116,7 @@ def _engine(
     rows = max(options.num_lists, GROUPS * COMPLETIONS)
     return LLM.from_params(
         config, params, max_model_len=LONGEST, block_size=BLOCK_SIZE, max_num_seqs=rows,
-        num_blocks=rows * -(-LONGEST // BLOCK_SIZE) * 33 // 32 + 1,
+        num_blocks=with_watermark(rows * -(-LONGEST // BLOCK_SIZE)),
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
     )  # fmt: skip
@@ -256,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.scoring", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    command_line.add_model(parser, "a .gguf file; without --peer also a folder")
     add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
     add("--repeats", type=int, default=3)
     add("--num-lists", type=int, default=64)

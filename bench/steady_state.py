@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagedjax.accounting import PoolAccounting, account
-from pagedjax.blocks import BlockPool
+from pagedjax.blocks import BlockPool, watermark
 
 WARM_UP = 5  # the requests that finish first, one in so many, are not counted
 
@@ -85,7 +85,7 @@ class PagedManager:
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.num_slots = num_slots
         self.blocks = BlockPool(num_slots // block_size, block_size)
-        self._watermark = self.blocks.num_blocks // 100
+        self._watermark = watermark(self.blocks.num_blocks)
 
     def admit(self, request: Live, others_run: bool) -> bool:
         """Blocks for the known tokens, if the watermark stays free."""

@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.throughput", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help=".gguf file; without --peer also a folder")
+    command_line.add_model(parser, "a .gguf file; without --peer also a folder")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
     add("--peers", nargs="+", choices=OFFLINE, help=f"what it runs; default: {OFFLINE[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -43,7 +42,7 @@ def _generate(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"prompt": options.prompt, **_as_dict(output)}))
     if options.stats:
-        print(json.dumps(dataclasses.asdict(llm.engine.stats())), file=sys.stderr)
+        print(json.dumps(llm.engine.stats().as_dict()), file=sys.stderr)
 
 
 def _cache_folder(given: str | None) -> str | None:

@@ -18,7 +18,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 
+WATERMARK = 32  # one in so many blocks stays free when a request is admitted beside others
 MOST_TRIED = 8  # blocks looked at for one eviction
+
+
+def watermark(num_blocks: int) -> int:
+    """Blocks kept free at admission, so that a new prompt does not evict a running request."""
+    return num_blocks // WATERMARK
+
+
+def with_watermark(num_needed: int) -> int:
+    """Blocks of a pool in which so many can be filled."""
+    return num_needed + num_needed // (WATERMARK - 1) + 1
 
 
 class Node:

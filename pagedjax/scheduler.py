@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Sequence
 from operator import itemgetter
 
-from pagedjax.blocks import BlockPool
+from pagedjax.blocks import BlockPool, watermark
 from pagedjax.holdings import Holdings
 from pagedjax.plan import Plan, Row
 from pagedjax.request import FinishReason, Request, Status
@@ -55,8 +55,7 @@ class Scheduler:
         self.prefix_query_tokens = 0
         self.running: list[Request] = []  # by Request.order
         self._waiting: list[tuple[tuple[int, int, int], Request]] = []  # a heap, finished included
-        # Blocks kept free at admission, so that a new prompt does not evict a running request.
-        self._watermark = blocks.num_blocks // 32
+        self._watermark = watermark(blocks.num_blocks)
 
     def has_unfinished(self) -> bool:
         """True while any request waits or runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from pagedjax.scheduler import Scheduler
 from pagedjax.step_time import StepTime
@@ -42,6 +42,11 @@ class EngineStats:
     host_s: float
     wait_s: float
     exposed_s: float
+
+    def as_dict(self) -> dict[str, int | float]:
+        """All of it by name, with what follows from the counters."""
+        derived = ("device_s", "overlap", "padding_waste")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     @property
     def device_s(self) -> float:

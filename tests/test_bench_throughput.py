@@ -1,5 +1,6 @@
 """The throughput benchmark: its requests, its accounting, its report, and a small run of it all."""
 
+import argparse
 import dataclasses
 import json
 import random
@@ -7,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from bench import bar_chart, header, peer_script, report, throughput, trial
+from bench import bar_chart, command_line, header, peer_script, report, throughput, trial
 from bench.own_engine import blocks_without_preemption, stats_between
 from bench.peer import Peer
 from bench.trial import Trial
@@ -262,6 +264,7 @@ def test_all_peers_take_turns_in_one_run(fake_peer, monkeypatch, tmp_path, capsy
 SLEEPER = """\
 import sys
 import time
+from pathlib import Path
 
 sys.path.insert(0, {folder!r})
 from exchange import answer_tasks
@@ -360,3 +363,17 @@ def test_no_matplotlib_is_one_clear_error(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert throughput.main(["--model", ".", "--plot", "chart.png"]) == 1
     assert capsys.readouterr().err.startswith("error: a plot needs matplotlib")
+
+
+def test_the_model_that_is_taken_when_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smollm2_gguf: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    command_line.add_model(parser)
+    options = parser.parse_args([])
+    assert options.model == smollm2_gguf
+    command_line.check(options, ())
+    monkeypatch.setattr(command_line, "MODEL", tmp_path / "none.gguf")
+    options.model = command_line.MODEL
+    with pytest.raises(ValueError, match="there is no model at .*none.gguf; fetch it with `make"):
+        command_line.check(options, ())

@@ -446,7 +446,7 @@ def test_between_two_preemptions_some_request_advances(in_flight):
 
 
 @pytest.mark.parametrize(("running", "admitted"), [(False, True), (True, False)])
-def test_admission_leaves_a_hundredth_of_the_pool_to_the_running(running, admitted):
+def test_admission_leaves_a_part_of_the_pool_to_the_running(running, admitted):
     world = World(200, 1, budget=1000)
     if running:
         world.add(1, max_tokens=20)
