@@ -156,21 +156,34 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of an engine; the meanings are on the page of the public contract (README).
+    """Options of an engine. `None` stands for a choice made with the engine, as follows.
 
-    `None` means "chosen when the engine is made, from the model and the device".
-    `mesh` is a `jax.sharding.Mesh` with an axis `tp`, or None for one device.
-    `steps_in_flight` is 1 (schedule step n+1 before the tokens of step n are read) or 0.
-    `max_logprobs` bounds `SamplingParams.logprobs` and `prompt_logprobs`.
-    `logprobs_mode`: "raw" reports the model's own log probabilities of sampled tokens,
-    "processed" those of the distribution that they were drawn from, after penalties, masks,
-    temperature and filters; prompts are always scored raw.
-    `logits_processor(logits [B, V], context) -> logits` is a JAX function of the user's, traced
-    into the step (see `hooks.LogitsContext`); `extra` names the arrays that it finds in
-    `context.extra`, with the default of requests without `SamplingParams.extra`.
-    `batch_invariant`: a request's tokens and log probabilities are the same bits alone and among
-    any others, with and without prefix hits and preemption; it needs attention="xla", the
-    choice of "auto" then.
+    max_model_len: most tokens of prompt and output together; None: the model's own limit.
+    block_size: tokens of a block of the KV pool; a power of two from 8 to 256 for Pallas.
+    num_blocks: of the pool. None: as many as kv_cache_bytes holds; if that is None too, on a GPU
+        what gpu_memory_utilization of its memory leaves beside what is in use and a step's
+        temporaries, else max_num_seqs requests of max_model_len tokens, in 4 GiB at most.
+    kv_cache_dtype: of keys and values: "auto" for that of the params, "float32", "bfloat16",
+        "float16", or "int8" and "fp8" with a scale per token and kv head.
+    max_num_seqs: requests that run at a time. max_num_batched_tokens: of a step; None: 512 on a
+        CPU, else 2048.
+    enable_prefix_caching: full blocks are found again by their tokens; None: True.
+    attention: "xla", "pallas" (Triton), "pallas_mosaic", "pallas_interpret"; "auto": Pallas on GPUs
+        of compute capability 8.0 and up if it takes the shapes, else XLA.
+    mesh: a `jax.sharding.Mesh` with an axis `tp`; None: the device that the params are on.
+    seed: what requests without a seed derive theirs from.
+    compilation_cache_dir: where compiled programs are kept, by this whole process; None: nowhere,
+        unless JAX is told so otherwise.
+    steps_in_flight: 1 (step n+1 is scheduled before the tokens of step n are read) or 0.
+    max_logprobs: bounds `SamplingParams.logprobs` and `prompt_logprobs`.
+    logprobs_mode: "raw": a sampled token's log probability is the model's own; "processed": of the
+        distribution it was drawn from, after penalties, masks, temperature and filters. Prompts
+        are always scored raw.
+    logits_processor: a JAX function (logits [B, V], context) -> logits of the user's, traced into
+        the step; see `hooks.LogitsContext`. extra: the arrays that it finds in `context.extra`, as
+        they are for requests without `SamplingParams.extra`.
+    batch_invariant: a request's tokens and log probabilities are the same bits alone and among
+        any others, with and without prefix hits and preemption; on XLA attention alone.
     """
 
     max_model_len: int | None = None

@@ -243,7 +243,8 @@ class Engine:
         """Raise AssertionError if this engine compiles anything within the block."""
         before = self._runner.num_compilations
         yield
-        assert before == self._runner.num_compilations, "programs were compiled; warm up first"
+        if news := self._runner.compiled[before:]:
+            raise AssertionError(f"compiled: {', '.join(news)}; call warmup() first")
 
     def stats(self) -> EngineStats:
         """Counters and gauges, as plain numbers."""

@@ -184,7 +184,14 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample of a request, cumulative; `delta_*` is what is new since the last snapshot."""
+    """One sample of a request, cumulative; `delta_*` is what is new since the last snapshot.
+
+    token_ids: generated ids, those that ended the output included. text: theirs, as far as it is
+    certain: without a stop string, and without what may become one. finish_reason: None until
+    "stop", "length", "abort" or "error". stop_reason: the stop string or id, or what went wrong.
+    logprobs: one dict an output token, with the token itself and the best ones beside it.
+    cumulative_logprob: the sum over the tokens themselves. Both None if `logprobs` was not asked.
+    """
 
     index: int
     token_ids: list[int]
@@ -199,7 +206,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A snapshot of one request. `num_cached_tokens`: prompt tokens found in the prefix cache."""
+    """A snapshot of one request.
+
+    outputs: one for each of its n samples. prompt_logprobs: one dict a prompt token, None for the
+    first and for those not computed yet; None unless asked for. num_cached_tokens: prompt tokens
+    found in the prefix cache.
+    """
 
     request_id: str
     prompt_token_ids: list[int]

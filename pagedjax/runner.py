@@ -111,6 +111,11 @@ class Runner:
         """Programs compiled so far."""
         return self._programs.num_compilations
 
+    @property
+    def compiled(self) -> list[str]:
+        """Their names and shapes, in the order in which they were compiled."""
+        return [" ".join(map(str, key)) for key in self._programs.seconds]
+
     @without_context_mesh
     def dispatch(self, plan: Plan) -> InFlight:
         """Start a step and return at once."""
@@ -176,10 +181,9 @@ class Runner:
         start = time.perf_counter()
         before = self._programs.num_compilations
         self._programs.compile_all(self._jobs())
-        report = list(self._programs.seconds.items())[before:]
         return CompileReport(
-            shapes=tuple(" ".join(map(str, key)) for key, _ in report),
-            seconds=tuple(seconds for _, seconds in report),
+            shapes=tuple(self.compiled[before:]),
+            seconds=tuple(self._programs.seconds.values())[before:],
             total_seconds=time.perf_counter() - start,
         )
 

@@ -1,8 +1,8 @@
 """The jitted programs of a step, as pure functions: forward, then sample or score.
 
 Two programs run back to back: `forward` (layers, shaped by tokens) and `sample` (head and draw,
-shaped by rows of logits), so their shapes add up instead of multiplying. The state is donated to
-each; params are arguments and never captured.
+shaped by rows of logits), so their shapes add up instead of multiplying. What a program changes of
+the state is donated to it; params are arguments and never captured.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def log2_scores(problem: KeyValues, q: jax.Array, block: Block) -> jax.Array:
     return jnp.tanh(scores * (problem.scale / problem.soft_cap)) * (problem.soft_cap * LOG2_E)
 
 
-def weighted_values(problem: KeyValues, weights: jax.Array, block: Block) -> jax.Array:
+def weighted_values(weights: jax.Array, block: Block) -> jax.Array:
     """Weights [M, tokens] times values: [M, D] in float32."""
     if block.v_scales is not None:
         weights = weights * block.v_scales[None]

@@ -164,7 +164,7 @@ def _walk_one_split(
         new_best = jnp.maximum(best, scores.max(axis=1))
         weights = jnp.exp2(scores - new_best[:, None])
         shrink = jnp.exp2(best - new_best)
-        acc = acc * shrink[:, None] + weighted_values(problem, weights, block)
+        acc = acc * shrink[:, None] + weighted_values(weights, block)
         return new_best, total * shrink + weights.sum(axis=1), acc
 
     start = (

@@ -1,6 +1,6 @@
 """Paged attention of ragged queries for NVIDIA GPUs, in Pallas' Triton backend.
 
-For prompt chunks, mixed lengths and drafts of a few tokens. A program has a tile of consecutive
+For prompt chunks and mixed lengths, down to a few tokens a row. A program has a tile of consecutive
 queries of one row with the G heads of one kv head folded in, so that each loaded key serves all of
 them and the product is large enough for wgmma. It walks the row's pages up to the last key that
 its last query sees, with an online softmax in base 2 (arXiv 2307.08691): first the blocks that
@@ -166,7 +166,7 @@ def _walk_one_tile(
         if masked:  # a query that has seen no key yet has NEGATIVE as its best
             weights = jnp.where(seen, weights, 0.0)
         shrink = jnp.exp2(best - new_best)
-        acc = acc * shrink[:, None] + weighted_values(problem, weights, loaded)
+        acc = acc * shrink[:, None] + weighted_values(weights, loaded)
         return new_best, total * shrink + weights.sum(axis=1), acc
 
     carry: tuple[jax.Array, ...] = (

@@ -1,6 +1,6 @@
 """LLaMA (arXiv 2302.13971, 2307.09288, 2407.21783) as a pure function over a params tree.
 
-Matrices are stored `[out, in]` and fused by kv head, as the public contract says:
+Matrices are stored `[out, in]` and fused by kv head, the same in every release:
 `{"embed": [V,E], "layers": ({"attn_norm": [E], "qkv": [K,G+2,D,E], "o": [E,K,G,D],
 "mlp_norm": [E], "gate_up": [2,F,E], "down": [E,F]}, ...), "norm": [E], "head": [V,E]}`, with
 `qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]`, `down_bias [E]` where the config asks
