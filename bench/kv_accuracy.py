@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    command_line.check(options, ())
     config, params, tokenizer = load_checkpoint(options.model, "float32")
     token_lists = [encode(tokenizer, text) for text in TEXTS]
     exact = _logprobs(config, params, token_lists, EXACT)

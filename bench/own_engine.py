@@ -138,7 +138,7 @@ def stats_between(before: EngineStats, after: EngineStats) -> dict[str, Any]:
     """What happened between two snapshots.
 
     mean_kv_utilization: that of the steps between. padding_waste: the share of the tokens that
-    were computed which are padding, where the engine counts them.
+    were computed which are padding, if any were.
     """
     one, other = before.as_dict(), after.as_dict()
     found: dict[str, Any] = {

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    command_line.check(options, ())
     llm = LLM(options.model, options.dtype, max_model_len=2048, max_num_seqs=1, num_blocks=512)
     _first_token_seconds(llm, 0)  # compiles the shapes of both
     _first_token_seconds(llm, 0)

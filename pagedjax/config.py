@@ -179,7 +179,7 @@ class EngineConfig:
     logprobs_mode: "raw": a sampled token's log probability is the model's own; "processed": of the
         distribution it was drawn from, after penalties, masks, temperature and filters. Prompts
         are always scored raw.
-    logits_processor: a JAX function (logits [B, V], context) -> logits of the user's, traced into
+    logits_processor: a JAX function (logits [R, V], context) -> logits of the user's, traced into
         the step; see `hooks.LogitsContext`. extra: the arrays that it finds in `context.extra`, as
         they are for requests without `SamplingParams.extra`.
     batch_invariant: a request's tokens and log probabilities are the same bits alone and among

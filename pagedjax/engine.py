@@ -16,7 +16,7 @@ import numpy as np
 from pagedjax.blocks import BlockPool
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.intake import Intake, Prompt, check_fork, check_rollback
-from pagedjax.params import Params, check_alive, check_replacement
+from pagedjax.params import Params, check_replacement
 from pagedjax.plan import Plan
 from pagedjax.request import Request, RequestOutput
 from pagedjax.runner import InFlight, Runner
@@ -47,7 +47,6 @@ class Engine:
     ) -> None:
         config = engine_config or EngineConfig()
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self.params = params  # the tree given, by reference
         self._runner = Runner(model_config, params, config)
         blocks = BlockPool(self._runner.num_blocks, config.block_size)
         budget = self._runner.buckets.max_num_batched_tokens
@@ -67,6 +66,11 @@ class Engine:
         self._tally = Tally()
 
     @property
+    def params(self) -> Params:
+        """The tree given, by reference."""
+        return self._runner.given_params
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._runner.max_model_len
@@ -76,7 +80,7 @@ class Engine:
     ) -> Request:
         """Check a prompt and its params without queueing them; raises what `add_request` does."""
         if self.is_in_use(request_id):
-            raise ValueError(f"request id {request_id!r} is in use; finish or abort it first")
+            raise ValueError(f"request id {request_id!r} is in use; abort it or read its output")
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.intake.request(request_id, prompt, params, self.next_arrival())
 
@@ -126,18 +130,18 @@ class Engine:
         raises, and every running request goes back to the queue to be computed again.
         """
         with self._tally.time.step():
+            self._runner.check_alive()
             try:
                 plan = self.scheduler.schedule()
                 if plan.rows:
                     self._dispatch(plan)
                 if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
                     self._commit(self._in_flight.popleft())
-            except BaseException as error:
+            except BaseException:
                 self._recover()
-                if isinstance(error, Exception):
-                    check_alive(self.params)  # if that is why, it says so better
                 raise
-        return self._read()
+        outputs, self._unread = self._unread, []
+        return outputs
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or `max_steps` times; return the finished outputs."""
@@ -161,10 +165,9 @@ class Engine:
         self._tally.add_step(self.scheduler, plan.num_tokens, dispatched.padded_tokens)
 
     def _commit(self, done: InFlight) -> None:
-        count = len(done.plan.samplers)
         with self._tally.time.waiting():
             done.wait()
-        tokens = [] if done.tokens is None else np.asarray(done.tokens)[:count].tolist()
+        tokens = done.read_tokens()
         self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
         self._tally.generated_tokens += len(progressed)
@@ -183,10 +186,6 @@ class Engine:
     def _drain(self) -> None:
         while self._in_flight:
             self._commit(self._in_flight.popleft())
-
-    def _read(self) -> list[RequestOutput]:
-        outputs, self._unread = self._unread, []
-        return outputs
 
     def _recover(self) -> None:
         """After a failed step: nothing in flight, nothing running, a state that exists."""
@@ -217,7 +216,8 @@ class Engine:
             for request in scored:
                 if not request.is_finished:
                     self.scheduler.abort(request)
-        return score_arrays([each.tokens for each in requests], arrays) if return_arrays else arrays
+        tokens = [each.tokens for each in requests]
+        return score_arrays(tokens, arrays, self._runner.device) if return_arrays else arrays
 
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
@@ -230,7 +230,6 @@ class Engine:
         check_replacement(self.params, params)
         self._drain()
         self._runner.replace_params(params)
-        self.params = params
         if not keep_prefix_cache:
             self.reset_prefix_cache()
 
@@ -264,7 +263,7 @@ class Engine:
         finished request, one with n > 1, ids in use, and seeds that do not match.
         """
         parent = self._drained(request_id, "fork")
-        seeds = check_fork(new_request_ids, seeds, self._transcripts)
+        seeds = check_fork(new_request_ids, seeds, self.is_in_use)
         for index, child_id in enumerate(new_request_ids):
             arrival = self.next_arrival()
             seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]

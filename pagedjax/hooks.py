@@ -19,14 +19,14 @@ class LogitsContext:
     extra: `SamplingParams.extra` of each row's request, or the engine's default.
     """
 
-    tokens: jax.Array  # [B, X] int32
-    lengths: jax.Array  # [B]
-    num_prompt: jax.Array  # [B]
-    positions: jax.Array  # [B]
-    extra: Mapping[str, jax.Array]  # each [B, ...]
+    tokens: jax.Array  # [R, X] int32
+    lengths: jax.Array  # [R]
+    num_prompt: jax.Array  # [R]
+    positions: jax.Array  # [R]
+    extra: Mapping[str, jax.Array]  # each [R, ...]
 
 
-# (logits [B, V] float32, context) -> logits [B, V]
+# (logits [R, V] float32, context) -> logits [R, V]
 LogitsProcessor = Callable[[jax.Array, LogitsContext], jax.Array]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,12 +196,12 @@ class Intake:
 
 
 def check_fork(
-    new_request_ids: Sequence[str], seeds: Sequence[int] | None, live: Container[str]
+    new_request_ids: Sequence[str], seeds: Sequence[int] | None, is_in_use: Callable[[str], bool]
 ) -> list[int] | None:
     """The seeds of a fork's children; ValueError for ids in use or twice, and for wrong seeds."""
     if isinstance(new_request_ids, str):
         raise ValueError(f"new_request_ids={new_request_ids!r} must be a list of ids")
-    taken = [each for each in new_request_ids if each in live]
+    taken = [each for each in new_request_ids if is_in_use(each)]
     if taken or len(set(new_request_ids)) != len(new_request_ids):
         raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
     if seeds is not None and len(seeds) != len(new_request_ids):

@@ -218,7 +218,8 @@ def _failed(request_id: str, message: str) -> RequestOutput:
 def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+    is_array = getattr(prompts, "ndim", 1) > 0 and isinstance(prompts, Iterable)
+    if isinstance(prompts, bytes | bytearray | Mapping) or not is_array:
         raise TypeError(
             f"prompts={prompts!r}: give a text, a list of token ids, or a list of those"
         )

@@ -123,9 +123,10 @@ def device_of(params: Params) -> jax.Device | None:
 
 
 def placed(params: Params, mesh: Mesh) -> Params:
-    """The leaves as arrays of `mesh`, without copying any.
+    """The leaves as programs of `mesh` take them, without copying any.
 
     An array on an Explicit mesh has that mesh in its type, which no other mesh's programs take.
+    All others stay as they are.
     Raises ValueError naming a leaf that is on other devices.
     """
     wanted = set(mesh.devices.flat)

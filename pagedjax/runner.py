@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from pagedjax import attention, models
 from pagedjax.batch import Buckets, Packer
@@ -23,7 +24,14 @@ from pagedjax.invariance import invariant_buckets
 from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh, without_context_mesh
-from pagedjax.params import Params, check_arrays, check_params, device_of, placed
+from pagedjax.params import (
+    Params,
+    check_alive,
+    check_arrays,
+    check_params,
+    device_of,
+    placed,
+)
 from pagedjax.plan import Plan
 from pagedjax.programs import VARIANTS, Job, Programs, use_compilation_cache
 from pagedjax.request import Request, Variant
@@ -60,11 +68,17 @@ class InFlight(NamedTuple):
         """Return when the device has ended it."""
         self.last.block_until_ready()
 
+    def read_tokens(self) -> list[int]:
+        """Those that plan.samplers drew."""
+        count = len(self.plan.samplers)
+        return [] if self.tokens is None else np.asarray(self.tokens)[:count].tolist()
+
 
 class Runner:
     """Runs plans on the pool of one mesh.
 
-    num_blocks: N of the pool. buckets: the shapes that steps are padded to.
+    num_blocks: N of the pool. buckets: the shapes that steps are padded to. given_params: the tree
+    as the user gave it; params: its leaves as programs take them, see `params.placed`.
     """
 
     @without_context_mesh
@@ -73,7 +87,7 @@ class Runner:
         check_params(models.family(model.model_type).param_rules(model), params)
         use_compilation_cache(config.compilation_cache_dir)
         mesh = make_mesh(config.mesh, device_of(params))  # type: ignore[arg-type]
-        self.params = placed(params, mesh)
+        self.replace_params(params, mesh)
         self.max_model_len = _max_model_len(config, model)
         budget = _token_budget(config, mesh)
         # M: no more requests run than the budget has tokens.
@@ -93,7 +107,7 @@ class Runner:
         )  # fmt: skip
         if config.batch_invariant:
             self.buckets = invariant_buckets(
-                self.buckets, self._step_config, params, config.block_size, self._kv_dtype
+                self.buckets, self._step_config, self.params, config.block_size, self._kv_dtype
             )
         self._programs = Programs(self._step_config)
         self._tables = self._make_tables()
@@ -102,9 +116,21 @@ class Runner:
         self._state = self._make_state(self.num_blocks)
 
     @without_context_mesh
-    def replace_params(self, params: Params) -> None:
+    def replace_params(self, params: Params, mesh: Mesh | None = None) -> None:
         """Use other weights from the next step on."""
-        self.params = placed(params, self._step_config.mesh)
+        self.params = placed(params, mesh or self._step_config.mesh)
+        self.given_params = params
+        self._leaves = jax.tree.leaves(params)
+
+    def check_alive(self) -> None:
+        """See `params.check_alive`; it is asked before every step, and walks no tree for that."""
+        if any(leaf.is_deleted() for leaf in self._leaves):
+            check_alive(self.given_params)
+
+    @property
+    def device(self) -> jax.Device:
+        """Where results come from."""
+        return self._step_config.mesh.devices.flat[0]
 
     @property
     def num_compilations(self) -> int:
@@ -226,7 +252,7 @@ class Runner:
 
     def _make_tables(self) -> SlotTables:
         config, vocab_size = self._config, self._step_config.model.vocab_size
-        extra = {name: np.asarray(each) for name, each in (config.extra or {}).items()}
+        extra = {name: np.array(each) for name, each in (config.extra or {}).items()}
         if config.logits_processor is not None:
             check_processor(config.logits_processor, vocab_size, self.max_model_len, extra)
         return SlotTables(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pagedjax.cut_text import CutText
 from pagedjax.request import Candidates, CompletionOutput, FinishReason, Logprob, Request
 from pagedjax.text import REPLACEMENT, Detokenizer
-
-OnStop = Callable[[Request, FinishReason, str], None]  # the last is its stop_reason
 
 
 class LogprobTexts:
@@ -26,10 +23,6 @@ class LogprobTexts:
             found.setdefault(token, Logprob(logprob, rank, self._text(token)))
         return found
 
-    def give_up(self) -> None:
-        """Say no more texts: the tokenizer does not stand it."""
-        self._tokenizer = None
-
     def _text(self, token: int) -> str | None:
         if token not in self._texts:
             decode = self._tokenizer and self._tokenizer.decode
@@ -40,7 +33,7 @@ class LogprobTexts:
 class SampleOutput:
     """Takes up a request's new tokens, and shows all of them with what is new in deltas.
 
-    Work per token does not grow with the output: texts and log probabilities are kept.
+    Each token is decoded once, however often it is shown.
 
     tokenizer: None where no text is wanted; texts are then empty.
     """
@@ -62,25 +55,20 @@ class SampleOutput:
         """Whether its text decides when it ends."""
         return self._tokenizer is not None and bool(self.request.params.stop_strings)
 
-    def read(self, on_stop: OnStop | None = None) -> None:
+    def read(self) -> tuple[FinishReason, str] | None:
         """Take up the tokens that have come.
 
-        on_stop: has to end the sample if its text has come to a stop string. Without it the sample
-            keeps its finish reason.
+        Returns why the sample has to end because of them: "stop" and the stop string that its text
+        has come to, or "error" and what the tokenizer raised, which is read from no more.
         """
-        if self._tokenizer is None or self._is_ended:
-            return
-        request, self._text = self.request, self._text or self._new_text()
-        news = request.tokens[request.num_prompt + self._num_read :]
-        self._num_read += len(news)
-        self._is_ended = request.is_finished
-        self._append(news, final=request.is_finished)
-        if news and on_stop and isinstance(self._text, CutText) and self._text.stop_string:
-            on_stop(request, "stop", self._text.stop_string)
-
-    def give_up(self) -> None:
-        """Read no more: the tokenizer does not stand it."""
-        self._is_ended = True
+        try:
+            stop = self._read_text()
+            self._read_logprobs()
+        except Exception as error:  # the tokenizer is the user's, and may raise anything
+            self._is_ended, self._logprob_texts = True, LogprobTexts(None)
+            self._read_logprobs()
+            return "error", f"the tokenizer: {type(error).__name__}: {error}"
+        return None if stop is None else ("stop", stop)
 
     def snapshot(self, index: int) -> CompletionOutput:
         """All that was read so far, as sample `index`."""
@@ -89,8 +77,6 @@ class SampleOutput:
         news, new_text = ids[self._shown_tokens :], text[self._shown_chars :]
         self._shown_tokens, self._shown_chars = len(ids), len(text)
         has_logprobs = request.params.logprobs is not None
-        if has_logprobs:
-            self._read_logprobs()
         return CompletionOutput(
             index=index,
             token_ids=ids,
@@ -104,12 +90,10 @@ class SampleOutput:
         )
 
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """One dict a prompt token, None for the first and for those not computed yet."""
+        """One dict a prompt token, None for the first and for those not read yet."""
         request = self.request
         if request.params.prompt_logprobs is None:
             return None
-        news = request.prompt_logprobs[len(self._of_prompt) - 1 :]
-        self._of_prompt += map(self._logprob_texts.dict_of, news)
         return self._of_prompt + [None] * (request.num_prompt - len(self._of_prompt))
 
     def fork(self, child: Request) -> SampleOutput:
@@ -127,18 +111,33 @@ class SampleOutput:
             shown.
         """
         shown = self.request.output_ids[: max(0, self._shown_tokens - num_unread)]
-        self._num_read = self._shown_tokens = len(shown)
-        self._text, self._shown_chars = None, 0
-        if self._tokenizer is not None:
-            self._text = self._new_text()
-            self._text.append(shown)
-            self._shown_chars = len(self._text.text)
+        self._text, self._shown_tokens = None, len(shown)
         del self._logprobs[self.request.num_output :], self._of_tokens[self.request.num_output :]
 
+    def _read_text(self) -> str | None:
+        """The stop string that the text has come to with the new tokens."""
+        if self._tokenizer is None or self._is_ended:
+            return None
+        request = self.request
+        if self._text is None:  # a text made anew has read what was shown
+            self._text = self._new_text()
+            self._text.append(request.output_ids[: self._shown_tokens])
+            self._num_read, self._shown_chars = self._shown_tokens, len(self._text.text)
+        news = request.tokens[request.num_prompt + self._num_read :]
+        self._num_read += len(news)
+        self._is_ended = request.is_finished
+        self._append(news, final=request.is_finished)
+        return self._text.stop_string if news and isinstance(self._text, CutText) else None
+
     def _read_logprobs(self) -> None:
-        news = self.request.token_logprobs[len(self._logprobs) : self.request.num_output]
-        self._logprobs += map(self._logprob_texts.dict_of, news)
-        self._of_tokens += [each.logprob for each in news]
+        request, dict_of = self.request, self._logprob_texts.dict_of
+        if request.params.logprobs is not None:
+            news = request.token_logprobs[len(self._logprobs) : request.num_output]
+            self._logprobs += [dict_of(each) for each in news]
+            self._of_tokens += [each.logprob for each in news]
+        if request.num_prompt_logprobs:
+            known = request.prompt_logprobs[len(self._of_prompt) - 1 :]
+            self._of_prompt += [dict_of(each) for each in known]
 
     def _append(self, ids: list[int], final: bool) -> None:
         """Where several tokens come at once and one is no character, they are decoded one by one:

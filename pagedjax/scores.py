@@ -48,7 +48,8 @@ class Scores:
         ranked: tuple[jax.Array, jax.Array] | None,  # ids and log probabilities, [R, count]
     ) -> None:
         """Read what a step found out and hand it to the requests, before their `commit`."""
-        if logprobs is not None:
+        wants_logprobs = (each.params.logprobs is not None for each in plan.samplers)
+        if logprobs is not None and any(wants_logprobs):
             _keep_token_logprobs(plan, tokens, _listed(logprobs))
         if scores is not None:
             self._keep(plan, np.asarray(scores.logprob))
@@ -121,8 +122,10 @@ def _keep_prompt_logprobs(plan: Plan, found: Any) -> None:
         first += row.num_tokens
 
 
-def score_arrays(token_lists: list[list[int]], scores: list[np.ndarray]) -> ScoredArrays:
-    """The scores of `token_lists` side by side, on the device."""
+def score_arrays(
+    token_lists: list[list[int]], scores: list[np.ndarray], device: jax.Device
+) -> ScoredArrays:
+    """The scores of `token_lists` side by side, on `device`."""
     longest = max((len(tokens) for tokens in token_lists), default=1)
     tokens = np.zeros((len(token_lists), longest), np.int32)
     logprobs = np.zeros((len(token_lists), longest - 1), np.float32)
@@ -131,7 +134,7 @@ def score_arrays(token_lists: list[list[int]], scores: list[np.ndarray]) -> Scor
         logprobs[row, : len(found)] = found
     lengths = np.array([len(ids) for ids in token_lists], np.int32)
     mask = np.arange(longest - 1, dtype=np.int32)[None] < lengths[:, None] - 1
-    return ScoredArrays(*jax.device_put((tokens, logprobs, mask)))
+    return ScoredArrays(*jax.device_put((tokens, logprobs, mask), device))
 
 
 def _listed(found: TokenLogprobs) -> Any:

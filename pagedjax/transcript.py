@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagedjax.request import Request, RequestOutput
-from pagedjax.sample_output import LogprobTexts, OnStop, SampleOutput
+from pagedjax.request import FinishReason, Request, RequestOutput
+from pagedjax.sample_output import LogprobTexts, SampleOutput
+
+End = Callable[[Request, FinishReason, str], None]  # the last is its stop_reason
 
 
 class Transcript:
@@ -20,8 +22,8 @@ class Transcript:
         self.samples = list(samples)
         self.every_step = every_step
         tokenizer = tokenizer if samples[0].params.detokenize else None
-        self._logprob_texts = LogprobTexts(tokenizer)
-        self._outputs = [SampleOutput(each, tokenizer, self._logprob_texts) for each in samples]
+        texts = LogprobTexts(tokenizer)
+        self._outputs = [SampleOutput(each, tokenizer, texts) for each in samples]
         self._looks_for_stops = any(each.looks_for_stops for each in self._outputs)
 
     @property
@@ -29,24 +31,18 @@ class Transcript:
         """Whether every sample is."""
         return all(each.is_finished for each in self.samples)
 
-    def advance(self, on_stop: OnStop, only_end: bool = False) -> RequestOutput | None:
+    def advance(self, end: End, only_end: bool = False) -> RequestOutput | None:
         """Take up new tokens; a snapshot, unless nobody reads it.
 
-        on_stop: see `SampleOutput.read`. only_end: nobody reads more than the last. A tokenizer
-        that raises ends this request alone, with finish reason "error".
+        end: ends a sample whose text has come to a stop string, or whose tokenizer has raised,
+            whatever else may have ended it. only_end: nobody reads more than the last snapshot.
         """
-        try:
-            if self._looks_for_stops:
-                for each in self._outputs:
-                    each.read(on_stop)
-            is_read = self.is_finished or (self.every_step and not only_end)
-            return self.snapshot() if is_read else None
-        except Exception as error:  # it is the user's, and may raise anything
-            self._logprob_texts.give_up()
+        is_told = self.every_step and not only_end
+        if is_told or self._looks_for_stops or self.is_finished:
             for each in self._outputs:
-                each.give_up()
-                on_stop(each.request, "error", f"the tokenizer: {type(error).__name__}: {error}")
-            return self.snapshot()
+                if (why := each.read()) is not None:
+                    end(each.request, *why)
+        return self.snapshot() if is_told or self.is_finished else None
 
     def snapshot(self) -> RequestOutput:
         """All output so far; what is new since the last call is in the deltas."""
@@ -65,7 +61,6 @@ class Transcript:
     def fork(self, child: Request) -> Transcript:
         """The transcript of a copy of the only sample: what was shown counts as shown."""
         twin = Transcript([child], None)
-        twin._logprob_texts = self._logprob_texts
         twin._outputs = [self._outputs[0].fork(child)]
         twin._looks_for_stops = self._looks_for_stops
         return twin

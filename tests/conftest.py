@@ -51,13 +51,17 @@ def strict_jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_compiled_once() -> Iterator[None]:
+def programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Engines of a file that would compile the same program share it: to trace and compile the
     same ones again for each of hundreds of small engines took most of the tests' time.
 
     Each engine counts its own programs all the same. Files share none: each program on CPU maps
-    its code in dozens of pieces, of which a process may have 65,530.
+    its code in dozens of pieces, of which a process may have 65,530. A file that says
+    SHARES_PROGRAMS = False shares nothing at all.
     """
+    if not getattr(request.module, "SHARES_PROGRAMS", True):
+        yield
+        return
     known: dict[Any, Any] = {}
     own = Programs._compile
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pagedjax import Engine, EngineConfig, ModelConfig, SamplingParams, init_params, invariance
 from pagedjax.batch import Buckets
@@ -24,8 +25,10 @@ PARAMS = SamplingParams(
 GREEDY = replace(PARAMS, temperature=0.0)
 
 
-def make(dtype, **options):
+def make(dtype, mesh_of_params=None, **options):
     params = init_params(WIDE, jax.random.key(1), dtype)
+    if mesh_of_params is not None:
+        params = jax.device_put(params, NamedSharding(mesh_of_params, PartitionSpec()))
     options = {"num_blocks": 200, "max_num_seqs": 12, "block_size": 8, **options}
     return Engine(WIDE, params, EngineConfig(batch_invariant=True, **options))
 
@@ -85,7 +88,8 @@ def test_neighbours_with_every_option_change_no_bit():
 
 
 def test_shapes_of_other_bits_are_left_out():
-    engine = make(jnp.float32, max_num_batched_tokens=64)
+    explicit = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    engine = make(jnp.float32, explicit, max_num_batched_tokens=64)
     least = engine._runner.buckets.least_rows
     assert least == engine._runner.buckets.row_buckets[0]
     assert all(shape.decode_rows >= least for shape in engine._runner.buckets.shapes())

@@ -17,6 +17,7 @@ from bench.own_engine import blocks_without_preemption, stats_between
 from bench.peer import Peer
 from bench.trial import Trial
 from bench.workload import Workload, make_even_workload, make_workload
+from pagedjax.stats import EngineStats
 from tests.fake_peer import FAKE_PEER
 from tests.tiny_models import write_hf_folder
 
@@ -153,28 +154,25 @@ def test_report_of_one_request_alone():
     assert "WARNING: 4 PROGRAM(S)" in lines[-1]
 
 
-@dataclasses.dataclass
-class FewerStats:
-    steps: int
-    mean_kv_utilization: float
-    num_preemptions: int
-    num_waiting: int = 3
+def stats(**known):
+    """Statistics in which all else is 0."""
+    return EngineStats(**{each.name: 0 for each in dataclasses.fields(EngineStats)} | known)
 
 
-@dataclasses.dataclass
-class MoreStats(FewerStats):
-    computed_tokens: int = 0
-    padded_tokens: int = 0
-    host_s: float = 0.0
-
-
-def test_differences_are_of_the_statistics_that_exist():
-    found = stats_between(FewerStats(10, 0.5, 1), FewerStats(30, 0.7, 4))
-    assert found == {"steps": 20, "preemptions": 3, "mean_kv_utilization": 0.8}
-    before, after = MoreStats(0, 0.0, 0, 0, 10, 20, 1.0), MoreStats(4, 0.5, 0, 0, 70, 100, 1.5)
-    found = stats_between(before, after)
+def test_differences_of_statistics():
+    found = stats_between(
+        stats(steps=10, mean_kv_utilization=0.5, num_preemptions=1),
+        stats(steps=30, mean_kv_utilization=0.7, num_preemptions=4),
+    )
+    assert (found["steps"], found["preemptions"], found["mean_kv_utilization"]) == (20, 3, 0.8)
+    assert "padding_waste" not in found  # nothing was computed
+    found = stats_between(
+        stats(computed_tokens=10, padded_tokens=20, host_s=1.0, elapsed_s=2.0, exposed_s=0.5),
+        stats(computed_tokens=70, padded_tokens=100, host_s=1.5, elapsed_s=4.0, exposed_s=0.75),
+    )
     assert (found["computed_tokens"], found["padded_tokens"]) == (60, 80)
     assert (found["padding_waste"], found["host_seconds"]) == (0.25, 0.5)
+    assert found["device_seconds"] == 1.75
     assert "num_waiting" not in found
 
 
@@ -264,7 +262,6 @@ def test_all_peers_take_turns_in_one_run(fake_peer, monkeypatch, tmp_path, capsy
 SLEEPER = """\
 import sys
 import time
-from pathlib import Path
 
 sys.path.insert(0, {folder!r})
 from exchange import answer_tasks

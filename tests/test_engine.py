@@ -450,7 +450,7 @@ def test_outputs_are_cumulative_snapshots_with_deltas() -> None:
 
 def test_warmup_compiles_everything_that_serving_needs() -> None:
     engine = make_engine(max_num_seqs=3, max_num_batched_tokens=40)
-    with pytest.raises(AssertionError, match="programs were compiled"):
+    with pytest.raises(AssertionError, match="compiled: .*forward 3 40 3.*call warmup"):
         with engine.assert_no_compilation():
             report = engine.warmup()
     assert len(report.shapes) == len(report.seconds) == engine.stats().num_compilations
@@ -502,6 +502,10 @@ def test_an_id_whose_output_nobody_has_read_is_in_use() -> None:
         engine.unread(engine.step())
     with pytest.raises(ValueError, match="'a' is in use"):
         engine.add_request("a", PROMPT, GREEDY)
+    engine.add_request("b", PROMPT, GREEDY)
+    with pytest.raises(ValueError, match="fork needs new, different ids"):
+        engine.fork("b", ["a"])
+    engine.abort_request("b")
     assert engine.abort_request("a") is None
     assert finished(engine.run()) == {"a": solo(PROMPT, GREEDY)}
 

@@ -15,6 +15,7 @@ from pagedjax import Engine, EngineConfig
 from pagedjax.mesh import make_mesh
 from tests.tiny_llama import GREEDY, finished, tiny
 
+SHARES_PROGRAMS = False  # how each engine traces and compiles its own is the matter here
 PROMPT = [5, 6, 7, 90]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ TOKENS = [int(token) for token in golden_tokens()]
 ATTENTION = pytest.mark.parametrize("attention", ["xla", "pallas_interpret"])
 
 
+@cache
 def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     """Logits of every golden position from one chunk through the paged pool."""
     config, params = tiny(name)
@@ -70,11 +72,14 @@ def test_rope_theta_is_found_wherever_it_stands(place: str) -> None:
     assert ModelConfig.from_hf(config) == tiny("theta")[0]
 
 
+LONG = pytest.mark.slow  # the smaller pools have it all, and preemption besides
+
+
 @pytest.mark.parametrize("name", ["base", "all"])
 @pytest.mark.parametrize(
     ("attention", "steps_in_flight", "num_blocks", "block_size"),
     [("xla", 0, 64, 4), ("xla", 1, 64, 4), ("xla", 0, 20, 4), ("xla", 1, 20, 4),
-     ("pallas_interpret", 1, 64, 8), ("pallas_interpret", 1, 10, 8)],
+     pytest.param("pallas_interpret", 1, 64, 8, marks=LONG), ("pallas_interpret", 1, 10, 8)],
 )  # fmt: skip
 def test_greedy_ids_equal_hugging_face(
     name: str, attention: str, steps_in_flight: int, num_blocks: int, block_size: int

@@ -190,8 +190,8 @@ def test_what_is_not_allowed_stays_out_when_all_else_is_forbidden() -> None:
     assert ids(run(engine, a=params)) == [65] * 4
 
 
-@pytest.mark.parametrize("huge", [1e30, 1e39])
-def test_numbers_beyond_float32_are_taken_for_large_ones(huge: float) -> None:
+@pytest.mark.parametrize("huge", [1e29, 1e38, 1e39, 1e300])
+def test_numbers_that_float32_cannot_multiply_are_taken_for_large_ones(huge: float) -> None:
     """As infinities they would turn logits into NaN, and NaN into any token."""
     found = run(
         make_engine(), plain=greedy(), bias=greedy(4, logit_bias={7: huge}),
@@ -202,7 +202,8 @@ def test_numbers_beyond_float32_are_taken_for_large_ones(huge: float) -> None:
     assert ids(found, "plain") == ids(run(make_engine(), a=greedy()))
     assert ids(found, "bias") == [7] * 4 and ids(found, "bans") == [9] * 4
     assert len(set(ids(found, "never"))) == 8 and len(set(ids(found, "always"))) == 1
-    assert all(0 <= token < VOCAB for token in ids(found, "repeated"))
+    # What has been seen is best, if its logit is positive; a few ids go round and round.
+    assert set(ids(found, "repeated")[1:]) <= {*ids(found, "repeated")[:1], *PROMPT}
 
 
 # -- logprobs --

@@ -96,6 +96,7 @@ def test_sampled_logprobs_equal_scored_ones(engine_of: Callable[[int], Engine]) 
         np.testing.assert_allclose(sampled, scores[len(prompt) - 1 :], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_logprobs_after_a_prefix_hit_equal_the_cold_run(
     engine_of: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

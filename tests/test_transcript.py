@@ -62,8 +62,56 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(
         assert [(each.token_ids, each.text) for each in found[name].outputs] == [
             (each.token_ids, each.text) for each in expected[name].outputs
         ]
+        (told,) = [sample.delta_token_ids for sample in found[name].outputs[:1]]
+        assert told == (found[name].outputs[0].token_ids if only_ends else told)
     assert engine.stats().num_referenced_blocks == 0
     engine.add_request("bad", [5], greedy())  # its name is free again
+
+
+def test_a_tokenizer_that_fails_on_an_alternative() -> None:
+    """The text is fine, and so are all numbers; the texts of log probabilities are lost."""
+    params = greedy(max_tokens=6, logprobs=3, prompt_logprobs=2)
+    plain = make_engine(tokenizer=ByteTokenizer())
+    plain.add_request("a", [5, 6, 7], params)
+    expected = plain.run()[0].outputs[0]
+    assert expected.logprobs is not None
+    others = {token for dicts in expected.logprobs for token in dicts} - set(expected.token_ids)
+    engine = make_engine(tokenizer=Brittle(others.pop()))
+    engine.add_request("a", [5, 6, 7], params)
+    shown: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            shown += output.outputs[0].delta_token_ids
+            last = output.outputs[0]
+    assert last.finish_reason == "error" and last.logprobs is not None
+    assert shown == last.token_ids == expected.token_ids[: len(shown)]
+    assert last.cumulative_logprob == pytest.approx(
+        sum(dicts[i].logprob for dicts, i in zip(last.logprobs, last.token_ids, strict=True))
+    )
+
+
+def test_what_else_reads_text_survives_a_tokenizer_that_fails() -> None:
+    """Abort, rollback and fork; and a fork's failure is not its parent's."""
+    tokenizer = Brittle(-1)
+    engine = make_engine(tokenizer=tokenizer)
+    for name in ("aborted", "rolled"):
+        engine.add_request(name, [5, 6, 7], greedy(max_tokens=12))
+    engine.add_request("parent", [9] * 20, greedy(max_tokens=12, logprobs=1))
+    while len(engine._transcripts["parent"].samples[0].output_ids) < 3:
+        engine.step()
+    tokenizer.poison = 6  # in the prompts of the first two
+    aborted = engine.abort_request("aborted")
+    assert aborted is not None and aborted.outputs[0].finish_reason == "abort"
+    engine.rollback("rolled", 1)
+    engine.fork("parent", ["child"])
+    child = engine._transcripts["child"]._outputs[0]
+    child._tokenizer, child._text = Brittle(9), None  # 9 is in its prompt
+    last = {each.request_id: each.outputs[0] for each in engine.run()}
+    assert {name: each.finish_reason for name, each in last.items()} == {
+        "rolled": "error", "child": "error", "parent": "length"
+    }  # fmt: skip
+    assert last["parent"].logprobs is not None
+    assert all(each.decoded_token for dicts in last["parent"].logprobs for each in dicts.values())
 
 
 def test_deltas_are_what_the_reader_has_not_seen() -> None:
