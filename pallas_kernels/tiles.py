@@ -113,7 +113,8 @@ def decode_tiles(
     if wide:
         block = 16 if width > 128 else 32
         stages = 3 if width > 64 and hopper else 2
-        return DecodeTiles(block_tokens=block, splits=splits, num_stages=stages)
+        warps = 8 if width > 128 and hopper else 4
+        return DecodeTiles(block_tokens=block, splits=splits, num_warps=warps, num_stages=stages)
     block = 32 if width > 128 else 64
     if _converted(pool_dtype) and 64 < width <= (256 if hopper else 128):
         return DecodeTiles(block_tokens=block, splits=splits, num_warps=8, num_stages=2)
@@ -172,7 +173,7 @@ def prefill_tiles(
         if width > 128:
             return PrefillTiles(rows=32, block_tokens=16, num_warps=8, num_stages=2 if older else 3)
         few = width <= 64 or (older and width > 96)
-        stages = 3 if older and width <= 64 else 2
+        stages = 3 if width <= 64 else 2
         return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if few else 8, num_stages=stages)
     if width > 128:
         block = 16 if _converted(pool_dtype) and not older else 32
