@@ -354,9 +354,10 @@ def test_a_user_function_in_the_step(steps_in_flight: int) -> None:
     )
     mine = push.copy()
     mine[40] = 4.0
+    push[50] = 9.0  # the engine has its own
 
-    def edit(logits: np.ndarray, output: list[int], add: np.ndarray = push) -> np.ndarray:
-        logits = logits + add
+    def edit(logits: np.ndarray, output: list[int], add: float | np.ndarray = 0.0) -> np.ndarray:
+        logits = logits + np.float32(add)
         logits[(PROMPT + output)[-1]] = -np.inf
         return logits
 
