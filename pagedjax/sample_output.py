@@ -124,6 +124,8 @@ class SampleOutput:
             self._text.append(request.output_ids[: self._shown_tokens])
             self._num_read, self._shown_chars = self._shown_tokens, len(self._text.text)
         news = request.tokens[request.num_prompt + self._num_read :]
+        if not news and not request.is_finished:
+            return None  # as when a snapshot follows at once: nothing is decoded again
         self._num_read += len(news)
         self._is_ended = request.is_finished
         self._append(news, final=request.is_finished)
