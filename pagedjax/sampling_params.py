@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pagedjax.values import check_seed, is_int, plain_list, plain_number
+from pagedjax.values import check_seed, is_finite, is_int, plain_list, plain_number
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class SamplingParams:
                 raise ValueError(f"{name}={ids!r} must be a list of {least} or more ids >= 0")
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(
-            is_int(token) and token >= 0 and _is_finite(value) for token, value in bias.items()
+            is_int(token) and token >= 0 and is_finite(value) for token, value in bias.items()
         ):
             raise ValueError(f"logit_bias={bias!r} must map token ids >= 0 to finite numbers")
         words = () if self.bad_words is None else self.bad_words
@@ -166,10 +165,5 @@ class SamplingParams:
             ("frequency_penalty", "finite", lambda x: True),
         ):
             value = getattr(self, name)
-            if not _is_finite(value) or not holds(value):
+            if not is_finite(value) or not holds(value):
                 raise ValueError(f"{name}={value!r} must be a finite number {wanted}".rstrip())
-
-
-def _is_finite(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)

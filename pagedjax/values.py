@@ -48,9 +48,15 @@ def positive_int(name: str, value: Any) -> int:
     return value
 
 
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a finite number and not a bool."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float when it is a finite number, else raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise ValueError(f"{name}={value!r} must be a finite number")
     return float(value)
 
