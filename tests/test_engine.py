@@ -487,6 +487,21 @@ def test_no_program_copies_the_pool_or_a_weight() -> None:
     assert weight < pool_bytes
 
 
+def test_sines_and_cosines_are_taken_once_and_not_in_every_layer() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, greedy(3))
+    engine.run()
+    forwards = {
+        key: compiled.as_text()
+        for key, compiled in engine._runner._programs._compiled.items()
+        if key[0] == "forward"
+    }
+    assert len(engine.params["layers"]) > 1
+    assert len(forwards) >= 2
+    for key, text in forwards.items():
+        assert (text.count(" sine("), text.count(" cosine(")) == (1, 1), key
+
+
 def test_a_pool_in_another_dtype_than_the_params() -> None:
     engine = make_engine(kv_cache_dtype="bfloat16")
     assert str(engine._runner._state.cache.k.dtype) == "bfloat16"

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from pagedjax.attention import AttentionInputs
@@ -143,7 +144,8 @@ def forward(
     and lowered once. The residual stream is float32.
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
-    rotation = rope_tables(positions, frequencies)
+    # Without the barrier XLA on CPU takes the sines and cosines of every layer anew.
+    rotation = lax.optimization_barrier(rope_tables(positions, frequencies))
     layer = jax.jit(partial(_layer, config, ops))
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)
