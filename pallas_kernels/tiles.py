@@ -115,10 +115,15 @@ def decode_tiles(
         stages = 3 if width > 64 and hopper else 2
         warps = 8 if width > 128 and hopper else 4
         return DecodeTiles(block_tokens=block, splits=splits, num_warps=warps, num_stages=stages)
-    block = 32 if width > 128 else 64
-    if _converted(pool_dtype) and 64 < width <= (256 if hopper else 128):
-        return DecodeTiles(block_tokens=block, splits=splits, num_warps=8, num_stages=2)
-    return DecodeTiles(block_tokens=block, splits=splits, num_stages=2 if width > 128 else 3)
+    stages = 2 if width > 128 else 3
+    if not _converted(pool_dtype):
+        return DecodeTiles(32 if width > 128 else 64, splits, num_stages=stages)
+    if width <= 64:
+        return DecodeTiles(block_tokens=64, splits=splits, num_stages=2 if hopper else 3)
+    if hopper:
+        return DecodeTiles(block_tokens=32, splits=splits, num_warps=8, num_stages=stages)
+    block, warps = (32, 4) if width > 128 else (64, 8)
+    return DecodeTiles(block_tokens=block, splits=splits, num_warps=warps, num_stages=2)
 
 
 def choose_splits(programs: int, context: int, cores: int) -> int:
@@ -170,10 +175,8 @@ def prefill_tiles(
         return PrefillTiles(**tuned(device.name)[key])
     older = device.capability < (9, 0)
     if jnp.dtype(dtype).itemsize == 4:
-        if width > 128:
-            return PrefillTiles(rows=32, block_tokens=16, num_warps=8, num_stages=2 if older else 3)
-        few = width <= 64 or (older and width > 96)
-        stages = 3 if width <= 64 else 2
+        few = older and (width <= 64 or 96 < width <= 128)
+        stages = 3 if (width <= 96 if older else width > 128) else 2
         return PrefillTiles(rows=32, block_tokens=16, num_warps=4 if few else 8, num_stages=stages)
     if width > 128:
         block = 16 if _converted(pool_dtype) and not older else 32
