@@ -19,7 +19,9 @@ from jax import lax
 
 from pallas_kernels.formats import decode, format_of, quantise
 
-NEGATIVE = -1e30  # finite, so that a fully masked row gives zeros and not NaN
+# The score of what a query does not see. It is so far below the least maximum that the exponential
+# of the difference is 0, and finite, so that a row that sees nothing gives zeros and not NaN.
+NEGATIVE, LEAST = -1e30, -5e29
 GROUP_TOKENS = 128  # keys per step of the loop; more would leave the CPU's cache
 TILE_QUERIES = 32  # queries of one row that share a walk over its pages
 TILES_AT_ONCE = 4
@@ -202,7 +204,7 @@ def _walk(
     v_pool: jax.Array,  # [L, N, K, T, D]
     layer: jax.Array,  # scalar
     tables: jax.Array,  # [B, P], P a multiple of the pages per group
-    query_positions: jax.Array,  # [B, M or M / G]; a query sees keys 0..position
+    query_positions: jax.Array,  # [B, M or M / G], below context_lens; -1 of padding
     context_lens: jax.Array,  # [B]; keys past it are never used, whatever they hold
     pages: int,  # of a group
     scale: float,
@@ -216,9 +218,7 @@ def _walk(
     positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
     oldest = None if window is None else _oldest_keys(query_positions, context_lens, window)
 
-    def one_group(
-        masked: bool, index: jax.Array, carry: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, ...]:
+    def one_group(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, acc = carry
         page_ids = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         k = _numbers(_gather(k_pool, layer, page_ids), q.dtype)
@@ -229,16 +229,13 @@ def _walk(
             scores = scores * _gather_scales(k_scales, layer, page_ids)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        if masked:
-            known, seen = masks(index)
-            scores = jnp.where(seen, scores, NEGATIVE)
-            # Masking the weights is not enough: 0 x NaN of an unused page would be NaN.
-            v = jnp.where(known[:, None, :, None], v, 0)
-            found = None if found is None else jnp.where(known[:, None, None], found, 0)
+        known, seen = masks(index)
+        scores = jnp.where(seen, scores, NEGATIVE)
+        # Masking the scores is not enough: 0 x NaN of an unused page would be NaN.
+        v = jnp.where(known[:, None, :, None], v, 0)
+        found = None if found is None else jnp.where(known[:, None, None], found, 0)
         new_best = jnp.maximum(best, scores.max(axis=-1))
         weights = jnp.exp(scores - new_best[..., None])
-        if masked:
-            weights = jnp.where(seen, weights, 0)
         shrink = jnp.exp(best - new_best)
         v = _numbers(v, q.dtype)
         scaled = weights if found is None else weights * found
@@ -250,37 +247,21 @@ def _walk(
         known = keys < context_lens[:, None]
         if oldest is not None:
             known = known & (keys >= oldest[:, None])
-        seen = known[:, None] & (keys[None] <= positions[:, :, None])
+        seen = keys[None] <= positions[:, :, None]
         if window is not None:
             seen = seen & (keys[None] > positions[:, :, None] - window)
         return known, seen[:, None]
 
     carry: tuple[jax.Array, ...] = (
-        jnp.full(q.shape[:-1], NEGATIVE, jnp.float32),
+        jnp.full(q.shape[:-1], LEAST, jnp.float32),
         jnp.zeros(q.shape[:-1], jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
     groups = (context_lens.max() + span - 1) // span
-    first = jnp.int32(0)
-    if oldest is not None:
-        first = oldest.min() // span
-    else:
-        # Groups of which every query sees every key need no masks, and these cost as much as the
-        # products. Where a mask hides nothing it changes no bit.
-        first = jnp.minimum(_fully_seen(query_positions, context_lens) // span, groups)
-        carry = lax.fori_loop(0, first, partial(one_group, False), carry)
-    _, total, acc = lax.fori_loop(first, groups, partial(one_group, True), carry)
+    first = jnp.int32(0) if oldest is None else oldest.min() // span
+    _, total, acc = lax.fori_loop(first, groups, one_group, carry)
     out = acc / jnp.where(total == 0, 1, total)[..., None]
     return jnp.where((context_lens > 0)[:, None, None, None], out, 0)
-
-
-def _fully_seen(
-    query_positions: jax.Array,  # [B, queries]
-    context_lens: jax.Array,  # [B]
-) -> jax.Array:  # scalar
-    """How many of the first keys all queries of all rows see; padding does not count."""
-    real = (query_positions >= 0) & (query_positions < context_lens[:, None])
-    return jnp.where(real, query_positions + 1, jnp.iinfo(jnp.int32).max).min()
 
 
 def _oldest_keys(
