@@ -70,7 +70,8 @@ class Holdings:
         """
         request.num_computed = min(request.num_computed, len(request.tokens) - 1)
         request.slot_has_token = False
-        keep = self.blocks.blocks_for(request.num_computed)
+        # A request that is being recomputed was given the blocks of all its tokens at once.
+        keep = self.blocks.blocks_for(len(request.tokens))
         self.blocks.release(request.block_ids[keep:])
         del request.block_ids[keep:]
         del request.nodes[request.num_computed // self.blocks.block_size :]

@@ -150,6 +150,21 @@ class Request:
         return self.num_uncomputed - int(self.score)
 
     @property
+    def is_in_prefill(self) -> bool:
+        """Whether known tokens are to be computed next, and not the one in its slot."""
+        return not self.slot_has_token and self.num_computable > 0
+
+    @property
+    def why_it_ends(self) -> tuple[FinishReason, int | None] | None:
+        """The finish reason, with the stop id, if its last token is the last one of all."""
+        token = self.tokens[-1]
+        if token in self.eos_ids:
+            return "stop", None
+        if token in self.stop_ids:
+            return "stop", token
+        return ("length", None) if len(self.tokens) >= self.max_len else None
+
+    @property
     def awaits_token(self) -> bool:
         """Whether one in flight decides what comes next: it may be the last, or choose what may
         follow."""

@@ -81,7 +81,7 @@ class Scheduler:
         budget = self.max_num_batched_tokens - len(decode)
         chunks: list[Row] = []
         for request in list(self.running):  # a copy: siblings may join
-            if budget and self._in_prefill(request):
+            if budget and request.is_in_prefill:
                 chunks.append(self._chunk(request, budget))
                 budget -= chunks[-1].num_tokens
         if self.num_preemptions == preemptions:
@@ -105,7 +105,8 @@ class Scheduler:
             request.tokens.append(token)
             if not len(request.tokens) % self.blocks.block_size:  # a block may just have filled
                 self._holdings.enter_full_blocks(request)
-            self._stop_if_done(request, token)
+            if (why := request.why_it_ends) is not None:
+                self._finish(request, *why)
             progressed.append(request)
         for row in plan.chunks:
             request = row.request
@@ -121,15 +122,17 @@ class Scheduler:
         A parent that has computed its prompt shares all its blocks; whoever first writes into a
         shared one gets a copy. Otherwise, or without a free slot, the child waits like a new one.
         """
-        is_computed = parent.status is Status.RUNNING and parent.num_uncomputed <= 1
-        if is_computed and parent.num_computed and self._holdings.free_slots:
+        is_computed = parent.num_computed >= max(1, len(child.tokens) - 1)  # and so it runs
+        if is_computed and self._holdings.free_slots:
             self._join(child, parent, parent.num_computed)
         else:
             self._enqueue(child)
 
     def resume(self, request: Request) -> None:
         """Go on with a ranked request that was given its next token."""
-        if request.status is Status.HELD:
+        if request.status is Status.RUNNING and request.num_uncomputed > 1:
+            self._preempt(request)  # it was being recomputed, with blocks up to its old end
+        elif request.status is Status.HELD:
             self._enqueue(request)
 
     def rollback(self, request: Request, num_tokens: int) -> None:
@@ -190,7 +193,7 @@ class Scheduler:
 
     def _admit(self) -> Request | None:
         """Move the first waiting request to running, with the blocks of all its known tokens."""
-        while self._waiting and self._waiting[0][1].is_finished:
+        while self._waiting and self._has_nothing_to_do(self._waiting[0][1]):
             heapq.heappop(self._waiting)
         if not self._waiting or not self._holdings.free_slots:
             return None
@@ -206,9 +209,12 @@ class Scheduler:
             self.prefix_query_tokens += request.num_tokens
         return request
 
-    @staticmethod
-    def _in_prefill(request: Request) -> bool:
-        return not request.slot_has_token and request.num_computable > 0
+    def _has_nothing_to_do(self, request: Request) -> bool:
+        """Whether one in the queue has ended, or got its candidates there from a step in flight."""
+        if request.status is Status.WAITING and request.candidates is not None:
+            request.status = Status.HELD
+            self.num_waiting -= 1
+        return request.status is not Status.WAITING
 
     def _chunk(self, request: Request, budget: int) -> Row:
         count = min(request.num_computable, budget)
@@ -264,14 +270,19 @@ class Scheduler:
         """Take slots and blocks from those that have their candidates and only wait for others."""
         ranked = [request for request in self.running if request.candidates is not None]
         for request in ranked:
-            self._release(request)
-            request.status = Status.HELD
+            self._preempt(request)  # which does not queue it
         return bool(ranked)
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue, to be recomputed; a token of it in flight is still accepted."""
-        self.num_preemptions += 1
+        """Back to the queue, to be recomputed; a token of it in flight is still accepted.
+
+        A ranked request waits outside the queue for its next token, and is recomputed with it.
+        """
         self._release(request)
+        if request.candidates is not None:
+            request.status = Status.HELD
+            return
+        self.num_preemptions += 1
         self._enqueue(request)
 
     def _release(self, request: Request) -> None:
@@ -287,11 +298,3 @@ class Scheduler:
             self.num_waiting -= 1
         request.status = Status.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
-
-    def _stop_if_done(self, request: Request, token: int) -> None:
-        if token in request.eos_ids:
-            self._finish(request, "stop")
-        elif token in request.stop_ids:
-            self._finish(request, "stop", token)
-        elif len(request.tokens) >= request.max_len:
-            self._finish(request, "length")

@@ -91,9 +91,13 @@ class Scores:
 
 
 def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """Hand each request that asked for them its most likely next tokens; arrays are [R, count]."""
-    for index, request in enumerate(plan.samplers):
-        if request.num_candidates:
+    """Hand each request that asked for them its most likely next tokens; arrays are [R, count].
+
+    One that was given a token since then, as after a preemption, needs those of its new end.
+    """
+    drawn = ((row.end, request) for row in plan.rows for request in row.samples)
+    for index, (end, request) in enumerate(drawn):
+        if request.num_candidates and end == len(request.tokens):
             best = zip(ids[index].tolist(), logprobs[index].tolist(), strict=True)
             request.candidates = list(best)[: request.num_candidates]
 

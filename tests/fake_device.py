@@ -57,14 +57,16 @@ class FakeDevice:
         self._lengths[row.request.slot] = row.end
 
     def _sample(self, row: Row, request: Request) -> int:
+        self._lengths[request.slot] = row.end
+        self._last_token[request.slot] = next_token(self._context(row))
+        return self._last_token[request.slot]
+
+    def _context(self, row: Row) -> list[int | None]:
         blocks = row.request.block_ids
-        context = [
+        return [
             self._pool[blocks[position // self._block_size]][position % self._block_size]
             for position in range(row.end)
         ]
-        self._lengths[request.slot] = row.end
-        self._last_token[request.slot] = next_token(context)
-        return self._last_token[request.slot]
 
 
 class Driver:
@@ -98,6 +100,11 @@ class Driver:
             self.plans.append(plan)
             self._waiting_to_commit.append((plan, self._device.run(plan)))
         return plan
+
+    def drain(self) -> None:
+        """Commit whatever is in flight."""
+        while self._waiting_to_commit:
+            self.commit()
 
     def commit(self) -> list[Request]:
         """Commit the oldest plan."""

@@ -1,6 +1,7 @@
 """The scheduler alone, on a device of Python lists: order, limits, preemption, aborts, the pool."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -20,11 +21,12 @@ class World:
     """A driver, its intake, and every request made so far."""
 
     def __init__(
-        self, blocks=100, size=4, *, slots=8, budget=64, in_flight=1, max_model_len=512, eos=()
-    ):
+        self, blocks=100, size=4, *, slots=8, budget=64, in_flight=1, max_model_len=512, eos=(),
+        caching=True,
+    ):  # fmt: skip
         pool = BlockPool(blocks, size)
         model = ModelConfig(VOCAB, 8, 8, 1, 2, 1, 4, eos_token_ids=tuple(eos))
-        self.scheduler = Scheduler(pool, slots, budget)
+        self.scheduler = Scheduler(pool, slots, budget, caching)
         self.driver = Driver(self.scheduler, slots, in_flight)
         self._intake = Intake(model, max_model_len, pool, seed=0)
         self.requests = []
@@ -623,4 +625,31 @@ def test_300_requests_with_aborts(budget, in_flight):
         else:
             prompt = request.tokens[: request.num_prompt]
             assert request.output_ids == continuation(prompt, len(request.output_ids))
+    world.assert_home()
+
+
+@IN_FLIGHT
+@pytest.mark.parametrize("caching", [True, False])
+def test_rollbacks_at_any_moment(caching, in_flight):
+    """Also of those that are being recomputed after a preemption, chunk by chunk."""
+    world, rng = (
+        World(12, slots=3, budget=8, in_flight=in_flight, caching=caching),
+        random.Random(5),
+    )
+    rewound = Counter()
+    while world.scheduler.has_unfinished() or len(world.requests) < 150:
+        if len(world.requests) < 150:
+            world.add(rng.randint(1, 20), rng.randint(1, 24))
+        if rng.random() < 0.2:
+            world.driver.drain()
+            alive = [each for each in world.requests if not each.is_finished and each.num_output]
+            if alive:
+                request = rng.choice(alive)
+                rewound[request.num_computed > 0 and request.is_in_prefill] += 1
+                world.scheduler.rollback(request, rng.randint(1, min(3, request.num_output)))
+                world.scheduler.check()
+        world.driver.step()
+    assert rewound[True] and rewound[False] > 3  # fewer of the first where prefixes are found again
+    for request in world.requests:
+        assert_right(request, request.params.max_tokens)
     world.assert_home()
