@@ -16,7 +16,6 @@ Ties go to the earlier beam, then to the lower token id, then to what finished f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,7 +25,9 @@ from pagedjax.intake import Prompt
 from pagedjax.request import Request
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.text import Detokenizer
-from pagedjax.values import is_int, plain_number
+from pagedjax.values import is_finite, is_int, plain_number
+
+MAX_LENGTH_PENALTY = 16
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,13 @@ class BeamSearch:
         beam_width = plain_number(beam_width)
         if not is_int(beam_width) or beam_width < 1:
             raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
-        if not math.isfinite(length_penalty):
-            raise ValueError(f"length_penalty={length_penalty!r} must be finite")
+        length_penalty = plain_number(length_penalty)
+        # Beyond that, lengths to its power are no floats any more.
+        if not is_finite(length_penalty) or abs(length_penalty) > MAX_LENGTH_PENALTY:
+            raise ValueError(
+                f"length_penalty={length_penalty!r} must be a number from -{MAX_LENGTH_PENALTY} to "
+                f"{MAX_LENGTH_PENALTY}"
+            )
         self._engine = engine
         self._width = beam_width
         self._length_penalty = length_penalty

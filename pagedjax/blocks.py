@@ -181,6 +181,12 @@ class BlockPool:
         self._roots.clear()
         self.version += 1
 
+    def forget(self, namespace: Hashable) -> None:
+        """Forget the content of one namespace; blocks in use stay with their holders."""
+        root = self._roots.pop(namespace, None)
+        if root is not None:
+            self._detach(root)
+
     def _evict(self) -> None:
         """Free a least recently used cached block, and whatever is found only through it."""
         node = self._victim()

@@ -16,6 +16,7 @@ import numpy as np
 from pagedjax.blocks import BlockPool
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.intake import Intake, Prompt, check_fork, check_rollback
+from pagedjax.mailbox import Mailbox, joined
 from pagedjax.params import Params, check_replacement
 from pagedjax.plan import Plan
 from pagedjax.request import Request, RequestOutput
@@ -60,7 +61,7 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._transcripts: dict[str, Transcript] = {}
         self._scores = Scores()
-        self._unread: list[RequestOutput] = []
+        self._unread = Mailbox()
         self._only_ends = False
         self._num_arrivals = 0
         self._tally = Tally()
@@ -82,11 +83,14 @@ class Engine:
         if self.is_in_use(request_id):
             raise ValueError(f"request id {request_id!r} is in use; abort it or read its output")
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self.intake.request(request_id, prompt, params, self.next_arrival())
+        # One that is refused takes no number, and so changes nobody's seed.
+        request = self.intake.request(request_id, prompt, params, self._num_arrivals)
+        self._num_arrivals += 1
+        return request
 
     def is_in_use(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished, or an output of it unread."""
-        return request_id in self._transcripts or request_id in (r.request_id for r in self._unread)
+        return request_id in self._transcripts or request_id in self._unread
 
     def queue_request(self, request: Request, every_step: bool = True) -> None:
         """Queue what `make_request` returned; `every_step`: see `Transcript`."""
@@ -108,16 +112,13 @@ class Engine:
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and return its final output; None for an unknown id.
 
-        Its blocks are free at once. `step` never reports an aborted request.
+        Its blocks and its id are free at once, and `step` never reports it. Where it has ended by
+        itself, and nobody has read that yet, the output says so.
         """
-        transcript = self._transcripts.pop(request_id, None)
-        if transcript is None:
-            return None
-        self._unread = [each for each in self._unread if each.request_id != request_id]
-        for request in transcript.samples:
-            if not request.is_finished:
-                self.scheduler.abort(request)
-        return transcript.snapshot()
+        snapshots = self._unread.take_of(request_id)
+        if transcript := self._transcripts.pop(request_id, None):
+            snapshots.append(transcript.abort(self.scheduler.abort))
+        return joined(snapshots) if snapshots else None
 
     def has_unfinished_requests(self) -> bool:
         """True while a request waits or runs, or an output waits to be read."""
@@ -131,17 +132,13 @@ class Engine:
         """
         with self._tally.time.step():
             self._runner.check_alive()
-            try:
+            with self._recovering():
                 plan = self.scheduler.schedule()
                 if plan.rows:
                     self._dispatch(plan)
                 if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
                     self._commit(self._in_flight.popleft())
-            except BaseException:
-                self._recover()
-                raise
-        outputs, self._unread = self._unread, []
-        return outputs
+        return self._unread.take()
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or `max_steps` times; return the finished outputs."""
@@ -156,7 +153,7 @@ class Engine:
 
     def unread(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of somebody else's requests; the next `step` returns them first."""
-        self._unread = [*outputs, *self._unread]
+        self._unread.put_back(outputs)
 
     def _dispatch(self, plan: Plan) -> None:
         dispatched = self._runner.dispatch(plan)
@@ -174,7 +171,8 @@ class Engine:
         for request_id in dict.fromkeys(each.id for each in progressed):
             transcript = self._transcripts[request_id]
             output = transcript.advance(self.scheduler.stop, self._only_ends)
-            self._unread += [output] if output else []
+            if output:
+                self._unread.add(output)
             if transcript.is_finished:
                 del self._transcripts[request_id]
 
@@ -184,14 +182,20 @@ class Engine:
         return self._num_arrivals - 1
 
     def _drain(self) -> None:
-        while self._in_flight:
-            self._commit(self._in_flight.popleft())
+        with self._recovering():
+            while self._in_flight:
+                self._commit(self._in_flight.popleft())
 
-    def _recover(self) -> None:
-        """After a failed step: nothing in flight, nothing running, a state that exists."""
-        self._in_flight.clear()
-        self.scheduler.restart()
-        self._runner.recover()
+    @contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """After a failure within: nothing in flight, nothing running, a state that exists."""
+        try:
+            yield
+        except BaseException:
+            self._in_flight.clear()
+            self.scheduler.restart()
+            self._runner.recover()
+            raise
 
     def compute_logprobs(
         self, token_lists: TokenLists, *, return_arrays: bool = False
@@ -216,8 +220,8 @@ class Engine:
             for request in scored:
                 if not request.is_finished:
                     self.scheduler.abort(request)
-        tokens = [each.tokens for each in requests]
-        return score_arrays(tokens, arrays, self._runner.device) if return_arrays else arrays
+                self.scheduler.blocks.forget(request.namespace)  # which nobody can name again
+        return score_arrays(requests, arrays, self._runner.device) if return_arrays else arrays
 
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
@@ -282,10 +286,8 @@ class Engine:
         request = self._drained(request_id, "rollback")
         num_tokens = check_rollback(num_tokens, request.num_output)
         if num_tokens:
-            dropped = [each for each in self._unread if each.request_id == request_id]
-            self._unread = [each for each in self._unread if each.request_id != request_id]
             self.scheduler.rollback(request, num_tokens)
-            self._transcripts[request_id].rewind(dropped)
+            self._transcripts[request_id].rewind(self._unread.take_of(request_id))
 
     def _drained(self, request_id: str, what: str) -> Request:
         """The live request of that id, with nothing of it in flight."""

@@ -18,7 +18,7 @@ from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
 from pagedjax.params import Params
-from pagedjax.request import CompletionOutput, Request, RequestOutput
+from pagedjax.request import CompletionOutput, FinishReason, Request, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scores import ScoredArrays
 
@@ -146,7 +146,7 @@ class LLM:
                 requests.append(self.engine.make_request(ids[index], prompt, params))
             except ValueError as error:
                 errors[index] = str(error)
-                outputs[ids[index]] = _failed(ids[index], str(error))
+                outputs[ids[index]] = _ended(ids[index], "error", str(error))
         if errors and on_error == "raise":
             raise ValueError("; ".join(f"prompt {i}: {error}" for i, error in errors.items()))
         with tqdm(total=len(requests), desc="generate", unit="req", disable=not use_tqdm) as bar:
@@ -154,6 +154,8 @@ class LLM:
                 if output.finished:
                     outputs[output.request_id] = output
                     bar.update()
+        for request in requests:  # somebody may have aborted one, and has its output
+            outputs.setdefault(request.id, _ended(request.id, "abort", None))
         return [outputs[each] for each in ids]
 
     def _run(self, requests: Sequence[Request], every_step: bool = True) -> Iterator[RequestOutput]:
@@ -170,6 +172,7 @@ class LLM:
                 mine = [output for output in outputs if output.request_id in alive]
                 self.engine.unread([each for each in outputs if each.request_id not in alive])
                 alive -= {output.request_id for output in mine if output.finished}
+                alive = {each for each in alive if self.engine.is_in_use(each)}  # not aborted
                 yield from mine
         finally:
             for request_id in alive:
@@ -207,10 +210,11 @@ def _per_prompt(
     return params
 
 
-def _failed(request_id: str, message: str) -> RequestOutput:
+def _ended(request_id: str, reason: FinishReason, why: str | None) -> RequestOutput:
+    """The output of one that has none."""
     completion = CompletionOutput(
-        index=0, token_ids=[], text="", delta_token_ids=[], delta_text="",
-        finish_reason="error", stop_reason=message,
+        index=0, token_ids=[], text="", delta_token_ids=[], delta_text="", finish_reason=reason,
+        stop_reason=why,
     )  # fmt: skip
     return RequestOutput(request_id, prompt_token_ids=[], outputs=[completion], finished=True)
 

@@ -3,7 +3,7 @@ tokens, of prompts, and of the most likely next tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,12 +74,8 @@ class Scores:
         of these blocks here.
         """
         found = [(request.tokens, self._arrays.pop(request)) for request in requests]
-        known: dict[tuple[int, ...], np.ndarray] = {}
-        blocks = [
-            (tuple(tokens[: end + 1]), scores[end - block_size : end])
-            for tokens, scores in found
-            for end in range(block_size, len(tokens), block_size)
-        ]
+        known: dict[int, np.ndarray] = {}
+        blocks = [each for one in _numbered(found, block_size) for each in one]
         for prefix, block in blocks:
             if not np.isnan(block).any():
                 known.setdefault(prefix, block)
@@ -88,6 +84,24 @@ class Scores:
             if missing.any() and prefix in known:
                 block[missing] = known[prefix][missing]
         return [scores for _, scores in found]
+
+
+def _numbered(
+    texts: Iterable[tuple[list[int], np.ndarray]], block_size: int
+) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """The scores of each text's full blocks, with a number that stands for all tokens up to the one
+    after the block: that block's last score is about it.
+
+    A number is made from the one before and the block alone, so long texts need no long keys.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    for tokens, scores in texts:
+        number, blocks = 0, []
+        for end in range(block_size, len(tokens), block_size):
+            key = (number, *tokens[end - block_size : end + 1])
+            number = numbers.setdefault(key, len(numbers) + 1)
+            blocks.append((number, scores[end - block_size : end]))
+        yield blocks
 
 
 def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
@@ -127,9 +141,10 @@ def _keep_prompt_logprobs(plan: Plan, found: Any) -> None:
 
 
 def score_arrays(
-    token_lists: list[list[int]], scores: list[np.ndarray], device: jax.Device
+    requests: Sequence[Request], scores: list[np.ndarray], device: jax.Device
 ) -> ScoredArrays:
-    """The scores of `token_lists` side by side, on `device`."""
+    """The scores of the requests' tokens side by side, on `device`."""
+    token_lists = [request.tokens for request in requests]
     longest = max((len(tokens) for tokens in token_lists), default=1)
     tokens = np.zeros((len(token_lists), longest), np.int32)
     logprobs = np.zeros((len(token_lists), longest - 1), np.float32)

@@ -74,6 +74,8 @@ class SlotTables:
             slot = request.slot
             assert slot is not None
             if self._owners[slot] is not request:
+                # What it drew since then is missing in a slot that it had before.
+                self._owners = [None if each is request else each for each in self._owners]
                 # Whoever it is, the draw writes into the slot's history.
                 self._owners[slot] = request if self._needs_rows(request) else None
                 self._forbidden[slot] = None

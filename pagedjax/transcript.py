@@ -58,6 +58,13 @@ class Transcript:
             num_cached_tokens=first.num_cached_tokens or 0,
         )
 
+    def abort(self, abort: Callable[[Request], None]) -> RequestOutput:
+        """End the samples that are not finished, by `abort`; the last snapshot."""
+        for request in self.samples:
+            if not request.is_finished:
+                abort(request)
+        return self.snapshot()
+
     def fork(self, child: Request) -> Transcript:
         """The transcript of a copy of the only sample: what was shown counts as shown."""
         twin = Transcript([child], None)

@@ -12,6 +12,7 @@ import pytest
 
 from pagedjax import Engine, EngineConfig, SamplingParams
 from pagedjax.params import flatten_tree
+from pagedjax.runner import InFlight
 from tests import tiny_llama
 from tests.tiny_llama import GREEDY, finished, make_engine, tiny
 
@@ -421,6 +422,18 @@ def test_scoring_names_the_bad_list_before_any_work(bad: list[int]) -> None:
     check_all_home(engine)
 
 
+def test_scoring_leaves_nothing_in_the_prefix_cache() -> None:
+    """Its keys come without scores for others, and would push out what others can use."""
+    engine = make_engine(num_blocks=20, block_size=8)
+    engine.add_request("a", list(range(40)), greedy(2))
+    engine.run()
+    cached = engine.stats().num_cached_blocks
+    for _ in range(3):
+        engine.compute_logprobs([[7] * 60, [7] * 50])
+    assert engine.stats().num_cached_blocks == cached > 0
+    check_all_home(engine)
+
+
 def test_statistics_add_up_at_every_step() -> None:
     engine = make_engine(num_blocks=10)
     for index in range(6):
@@ -521,8 +534,63 @@ def test_an_id_whose_output_nobody_has_read_is_in_use() -> None:
     with pytest.raises(ValueError, match="fork needs new, different ids"):
         engine.fork("b", ["a"])
     engine.abort_request("b")
-    assert engine.abort_request("a") is None
     assert finished(engine.run()) == {"a": solo(PROMPT, GREEDY)}
+
+
+def test_abort_of_one_that_has_ended_unread_gives_its_output_and_frees_its_id() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    engine.compute_logprobs([[5, 6, 7] * 40] * 3)
+    while engine.scheduler.has_unfinished():
+        engine.unread(engine.step())
+    final = engine.abort_request("a")
+    assert final is not None and final.finished and final.outputs[0].finish_reason == "length"
+    assert final.outputs[0].delta_token_ids == final.outputs[0].token_ids == solo(PROMPT, GREEDY)
+    assert engine.abort_request("a") is None
+    engine.add_request("a", PROMPT[::-1], GREEDY)
+    assert finished(engine.run()) == {"a": solo(PROMPT[::-1], GREEDY)}
+
+
+def test_abort_loses_no_delta_that_nobody_has_read() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    seen = [each for _ in range(4) for each in engine.step()]
+    engine.update_params(engine.params)  # takes up a token for the next step to tell
+    final = engine.abort_request("a")
+    assert final is not None
+    seen.append(final)
+    deltas = [token for each in seen for token in each.outputs[0].delta_token_ids]
+    assert deltas == final.outputs[0].token_ids
+
+
+def test_a_refused_request_changes_nobodys_seed() -> None:
+    def drawn(engine: Engine) -> dict[str, list[int]]:
+        engine.add_request("a", PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
+        return finished(engine.run())
+
+    engine = make_engine()
+    with pytest.raises(ValueError, match="empty"):
+        engine.add_request("bad", [])
+    assert drawn(engine) == drawn(make_engine())
+
+
+def test_an_interrupt_while_steps_are_finished_loses_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    outputs = [output for _ in range(4) for output in engine.step()]
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InFlight, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.update_params(engine.params)
+    outputs += engine.run(max_steps=200)
+    assert finished(outputs) == {"a": solo(PROMPT, GREEDY)}
+    check_all_home(engine)
 
 
 @pytest.mark.parametrize("number", [1.0, -1, True, "1", None])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax import LLM, SamplingParams
+from pagedjax import LLM, RequestOutput, SamplingParams
 from tests.tiny_llama import GREEDY, finished, tiny
 from tests.tiny_models import write_hf_folder
 
@@ -135,6 +135,29 @@ def test_closing_a_stream_aborts_its_request() -> None:
     stream.close()
     assert not llm.engine.has_unfinished_requests()
     assert llm.engine.stats().num_referenced_blocks == 0
+
+
+def test_a_stream_ends_when_somebody_aborts_its_request() -> None:
+    llm = make_llm()
+    seen = []
+    for output in llm.stream(PROMPTS[0], GREEDY):
+        seen.append(output)
+        llm.engine.abort_request(output.request_id)
+    assert len(seen) == 1 and not llm.engine.has_unfinished_requests()
+
+
+def test_generate_names_what_somebody_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+    step = llm.engine.step
+
+    def step_and_abort() -> list[RequestOutput]:
+        llm.engine.abort_request("llm-0")
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", step_and_abort)
+    gone, stays = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    assert (gone.finished, gone.outputs[0].finish_reason) == (True, "abort")
+    assert stays.outputs[0].finish_reason == "length"
 
 
 def test_stream_refuses_a_bad_prompt_at_once() -> None:
