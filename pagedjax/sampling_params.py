@@ -161,8 +161,8 @@ class SamplingParams:
             ("top_p", "in (0, 1]", lambda x: 0 < x <= 1),
             ("min_p", "in [0, 1]", lambda x: 0 <= x <= 1),
             ("repetition_penalty", "> 0", lambda x: x > 0),
-            ("presence_penalty", "finite", lambda x: True),
-            ("frequency_penalty", "finite", lambda x: True),
+            ("presence_penalty", "", lambda x: True),
+            ("frequency_penalty", "", lambda x: True),
         ):
             value = getattr(self, name)
             if not is_finite(value) or not holds(value):

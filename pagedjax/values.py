@@ -49,9 +49,13 @@ def positive_int(name: str, value: Any) -> int:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether `value` is a finite number and not a bool."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    """Whether `value` is a number that a float can hold, and not a bool."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def finite(name: str, value: Any) -> float:

@@ -91,6 +91,7 @@ def test_a_missing_value_is_named(name, present):
      ({"intermediate_size": "96"}, "intermediate_size='96'"),
      ({"rms_norm_eps": 0}, "rms_norm_eps=0"),
      ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
+     ({"rms_norm_eps": 10**400}, "rms_norm_eps=1000"),
      ({"max_position_embeddings": 0}, "max_position_embeddings=0"),
      ({"vocab_size": True}, "vocab_size=True"), ({"hidden_size": "64"}, "hidden_size='64'")],
     ids=str,
@@ -153,7 +154,7 @@ def test_another_rope_type_is_named(kind, key):
         from_hf(rope_scaling={key: kind, "factor": 2.0})
 
 
-@pytest.mark.parametrize("theta", [0, -1.0, float("inf"), float("nan"), "1e4"])
+@pytest.mark.parametrize("theta", [0, -1.0, float("inf"), float("nan"), 10**400, "1e4"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_impossible_theta_is_named(theta, nested):
     place = {"rope_theta": theta}
@@ -231,7 +232,8 @@ def test_a_size_of_one_is_accepted(name):
     ("name", "value"),
     [("gpu_memory_utilization", 0), ("gpu_memory_utilization", -0.1),
      ("gpu_memory_utilization", 1.01), ("gpu_memory_utilization", float("nan")),
-     ("gpu_memory_utilization", "0.9"), ("kv_cache_dtype", "float64"), ("kv_cache_dtype", None),
+     ("gpu_memory_utilization", 10**400), ("gpu_memory_utilization", "0.9"),
+     ("kv_cache_dtype", "float64"), ("kv_cache_dtype", None),
      ("kv_cache_dtype", "uint8"), ("attention", "flash"), ("attention", ""), ("seed", -1),
      ("seed", 2**32), ("seed", 0.5), ("seed", None), ("steps_in_flight", 2),
      ("steps_in_flight", -1), ("max_logprobs", 0), ("logprobs_mode", "cooked"),

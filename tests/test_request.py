@@ -10,6 +10,7 @@ from pagedjax.request import Request, Status
 from pagedjax.sampling_params import SamplingParams
 
 NAN, INF = float("nan"), float("inf")
+HUGE = 10**400  # an int that no float holds
 
 DEFAULTS = {
     "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
@@ -23,13 +24,13 @@ DEFAULTS = {
 
 REFUSED = {
     "n": [0, -1, 1.0, "1", None, True],
-    "temperature": [-1e-9, -1, NAN, INF, -INF, "1", None, True],
-    "top_p": [0, 0.0, -0.1, 1.0001, NAN, INF, "1", None, True],
+    "temperature": [-1e-9, -1, NAN, INF, HUGE, -INF, "1", None, True],
+    "top_p": [0, 0.0, -0.1, 1.0001, NAN, INF, HUGE, "1", None, True],
     "top_k": [-2, 1.5, "5", None, True, INF],
-    "min_p": [-0.1, 1.1, NAN, INF, "0", None, False],
-    "repetition_penalty": [0, -1.0, NAN, INF, "1", None, True],
-    "presence_penalty": [NAN, INF, -INF, "0", None],
-    "frequency_penalty": [NAN, INF, -INF, "0", None],
+    "min_p": [-0.1, 1.1, NAN, INF, HUGE, "0", None, False],
+    "repetition_penalty": [0, -1.0, NAN, INF, HUGE, "1", None, True],
+    "presence_penalty": [NAN, INF, HUGE, -INF, "0", None],
+    "frequency_penalty": [NAN, INF, HUGE, -INF, "0", None],
     "seed": [-1, 2**32, 1.0, "1", True, NAN],
     "max_tokens": [0, -1, 1.5, "16", None, True, INF],
     "min_tokens": [-1, 17, 0.5, "1", None, True],
@@ -39,7 +40,17 @@ REFUSED = {
     "ignore_eos": ["no", None, 2],
     "skip_special_tokens": ["no", None, 2],
     "detokenize": ["no", None, 2],
-    "logit_bias": [[3], {-1: 1.0}, {3: INF}, {3: NAN}, {3: "1"}, {"3": 1.0}, {3.0: 1.0}, 5],
+    "logit_bias": [
+        [3],
+        {-1: 1.0},
+        {3: INF},
+        {3: NAN},
+        {3: HUGE},
+        {3: "1"},
+        {"3": 1.0},
+        {3.0: 1.0},
+        5,
+    ],
     "allowed_token_ids": [[], [-1], ["5"], [1.5], "5", 5, [True]],
     "bad_words": ["word", [""], ["  "], [5], [None], 5],
     "logprobs": [-1, 1.0, "1", True],
