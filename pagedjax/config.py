@@ -175,7 +175,7 @@ class EngineConfig:
     compilation_cache_dir: where compiled programs are kept, by this whole process; None: nowhere,
         unless JAX is told so otherwise.
     steps_in_flight: 1 (step n+1 is scheduled before the tokens of step n are read) or 0.
-    max_logprobs: bounds `SamplingParams.logprobs` and `prompt_logprobs`.
+    max_logprobs: bounds `SamplingParams.logprobs` and `prompt_logprobs`; the vocabulary does too.
     logprobs_mode: "raw": a sampled token's log probability is the model's own; "processed": of the
         distribution it was drawn from, after penalties, masks, temperature and filters. Prompts
         are always scored raw.

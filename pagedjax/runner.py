@@ -102,7 +102,7 @@ class Runner:
             model.head_dim,
         )
         self._step_config = StepConfig(
-            model, mesh, implementation, config.max_logprobs,
+            model, mesh, implementation, min(config.max_logprobs, model.vocab_size),
             config.logprobs_mode == "processed", config.logits_processor, config.batch_invariant,
         )  # fmt: skip
         if config.batch_invariant:

@@ -295,6 +295,22 @@ def test_a_vocabulary_smaller_than_max_logprobs() -> None:
     assert all(len(each) == 11 for each in found.outputs[0].logprobs)
 
 
+@pytest.mark.parametrize("vocab_size", [128, 130])
+def test_max_logprobs_beyond_the_vocabulary_reports_all_of_it(vocab_size: int) -> None:
+    config = dataclasses.replace(tiny("base")[0], vocab_size=vocab_size, eos_token_ids=())
+    params = init_params(config, jax.random.key(0), "float32")
+    options = EngineConfig(num_blocks=8, max_num_seqs=1, max_num_batched_tokens=8, max_logprobs=300)
+    engine = Engine(config, params, options)
+    engine.warmup()
+    sampling = greedy(2, logprobs=vocab_size, prompt_logprobs=vocab_size, presence_penalty=1.0)
+    with engine.assert_no_compilation():
+        found = run(engine, a=sampling)["a"]
+    listed = [*found.outputs[0].logprobs, *found.prompt_logprobs[1:]]
+    assert [len(each) for each in listed] == [vocab_size] * len(listed)
+    with pytest.raises(ValueError, match=f"logprobs={vocab_size + 1} exceeds the {vocab_size}"):
+        run(engine, b=greedy(2, logprobs=vocab_size + 1))
+
+
 def test_sampled_and_scored_logprobs_agree() -> None:
     engine = engine_of()
     found = run(engine, a=SamplingParams(max_tokens=20, seed=7, logprobs=0, ignore_eos=True))
