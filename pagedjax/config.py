@@ -42,6 +42,19 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
+    def __post_init__(self) -> None:
+        one_of("rope_type", self.rope_type, ROPE_TYPES)
+        positive("theta", self.theta)
+        positive("factor", self.factor)
+        positive_int("original_max_position_embeddings", self.original_max_position_embeddings)
+        if self.rope_type == "llama3":
+            low = positive("low_freq_factor", self.low_freq_factor)
+            if positive("high_freq_factor", self.high_freq_factor) <= low:
+                raise ValueError(
+                    f"high_freq_factor={self.high_freq_factor} must be above "
+                    f"low_freq_factor={self.low_freq_factor}"
+                )
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeScaling:
         """Read `rope_parameters` or `rope_scaling` (nested) and `rope_theta` (either place)."""

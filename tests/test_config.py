@@ -1,6 +1,7 @@
 """Configs: every place where Hugging Face writes a value, and every value that is refused."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -166,6 +167,30 @@ def test_an_impossible_theta_is_named(theta, nested):
 def test_an_impossible_factor_is_named(value):
     with pytest.raises(ValueError, match="factor"):
         from_hf(rope_parameters=LLAMA3 | {"factor": value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"rope_type": "yarn"}, "rope_type='yarn' is unknown; supported: 'default', 'llama3'"),
+     ({"rope_type": None}, "rope_type=None is unknown"),
+     ({"theta": 0.0}, "theta=0.0 must be positive"), ({"theta": float("inf")}, "theta=inf"),
+     ({"theta": "1e4"}, "theta='1e4'"), ({"factor": 0}, "factor=0 must be positive"),
+     ({"factor": -8.0}, "factor=-8.0"), ({"factor": float("nan")}, "factor=nan"),
+     ({"original_max_position_embeddings": 0}, "original_max_position_embeddings=0"),
+     ({"low_freq_factor": 0.0}, "low_freq_factor=0.0 must be positive"),
+     ({"high_freq_factor": float("inf")}, "high_freq_factor=inf"),
+     ({"low_freq_factor": 4.0}, "high_freq_factor=4.0 must be above low_freq_factor=4.0"),
+     ({"high_freq_factor": 0.5}, "high_freq_factor=0.5 must be above low_freq_factor=1.0")],
+    ids=str,
+)  # fmt: skip
+def test_a_rope_scaling_that_cannot_be_computed_is_named(changes, named):
+    with pytest.raises(ValueError, match=f"^{re.escape(named)}"):
+        RopeScaling(**{"rope_type": "llama3", "factor": 8.0, **changes})
+
+
+def test_llama3_of_a_checkpoint_whose_bands_overlap_is_refused():
+    with pytest.raises(ValueError, match=r"high_freq_factor=1.0 must be above low_freq_factor=1.0"):
+        from_hf(rope_parameters=LLAMA3 | {"high_freq_factor": 1.0})
 
 
 @pytest.mark.parametrize("nested", [False, True])
