@@ -15,6 +15,7 @@ from pagedjax.values import (
     finite,
     is_int,
     one_of,
+    plain_list,
     plain_number,
     positive,
     positive_int,
@@ -117,6 +118,7 @@ class ModelConfig:
         ):  # fmt: skip
             positive_int(name, getattr(self, name))
         positive("rms_norm_eps", self.rms_norm_eps)
+        object.__setattr__(self, "eos_token_ids", _eos_ids(self.eos_token_ids, self.vocab_size))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
@@ -161,7 +163,7 @@ class ModelConfig:
             attention_bias=bool(config.get("attention_bias") or False),
             mlp_bias=bool(config.get("mlp_bias") or False),
             bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=_token_ids(config.get("eos_token_id") if eos is None else eos),
+            eos_token_ids=config.get("eos_token_id") if eos is None else eos,  # type: ignore[arg-type]
             initializer_range=_or(config.get("initializer_range"), cls.initializer_range),
             dtype=config.get("dtype") or config.get("torch_dtype"),
         )
@@ -285,7 +287,14 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if is_int(value) else tuple(value)  # type: ignore[arg-type, return-value]
+def _eos_ids(given: Any, vocab_size: int) -> tuple[int, ...]:
+    """None, an id or a list of ids as a tuple; ValueError if one can never be drawn."""
+    ids = () if given is None else plain_list([given] if is_int(plain_number(given)) else given)
+    if not isinstance(ids, list | tuple) or not all(
+        is_int(each) and 0 <= each < vocab_size for each in ids
+    ):
+        raise ValueError(
+            f"eos_token_id={given!r} must be an id from 0 to {vocab_size - 1}, the vocabulary's "
+            "last, a list of such ids, or null"
+        )
+    return tuple(ids)

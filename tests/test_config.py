@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from pagedjax.config import EngineConfig, ModelConfig, RopeScaling, check_dtype
@@ -233,6 +234,33 @@ def test_silu_under_both_names_is_accepted(activation):
 def test_the_generation_config_wins_over_the_config(config, generation, ids):
     """B19."""
     assert from_hf(generation, **config).eos_token_ids == ids
+
+
+BAD_EOS = ["5", "12", ["5"], [5, "9"], -1, [5, -1], 128, [5, 128], 5.0, [2.5], True, [None], [[5]],
+           {"id": 5}, 10**400]  # fmt: skip
+
+
+@pytest.mark.parametrize("eos", BAD_EOS)
+def test_an_end_that_is_no_id_of_the_vocabulary_is_named(eos):
+    named = re.escape(f"eos_token_id={eos!r} must be an id from 0 to 127")
+    for config, generation in (({"eos_token_id": eos}, None), ({}, {"eos_token_id": eos})):
+        with pytest.raises(ValueError, match=named):
+            from_hf(generation, **config)
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(from_hf(), eos_token_ids=eos)
+
+
+def test_an_end_that_the_generation_config_replaces_is_not_looked_at():
+    assert from_hf({"eos_token_id": 7}, eos_token_id=128).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("eos", "ids"),
+    [(None, ()), (127, (127,)), (np.int32(3), (3,)), ([], ()), ([127], (127,)), ((0, 5), (0, 5)),
+     (np.array([5, 9]), (5, 9))],
+)  # fmt: skip
+def test_ends_within_the_vocabulary_become_a_tuple(eos, ids):
+    assert dataclasses.replace(from_hf(), eos_token_ids=eos).eos_token_ids == ids
 
 
 # -- the engine -----------------------------------------------------------------------------------
