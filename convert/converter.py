@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +56,33 @@ def convert(
 
 
 def load_checkpoint(
-    path: str | Path, dtype: str = "auto", mesh: Mesh | None = None
+    path: str | Path,
+    dtype: str = "auto",
+    mesh: Mesh | None = None,
+    check: Callable[[ModelConfig], Any] | None = None,
 ) -> tuple[ModelConfig, Params, Any]:
     """Load a converted folder, a Hugging Face folder, a .gguf file or a hub id.
 
     Returns the config, the params on the devices of `mesh` (one device by default) and the
     tokenizer, or None where the checkpoint has none. The params are bitwise the same for the same
     weights, whatever the kind. Raises as `convert` does.
+    check: called with the config, whose dtype is that of the params, before the params are read.
     """
     check_dtype("dtype", dtype)
     mesh = make_mesh(mesh)
     folder = local_path(path)
     if checkpoint.is_converted(folder):
-        return _load_converted(folder, dtype, mesh)
+        return _load_converted(folder, dtype, mesh, check)
     plan = make_plan(open_source(folder), dtype)
+    if check is not None:
+        check(plan.config)
     tokenizer = plan.source.load_tokenizer()
     return plan.config, _place(plan.leaves(), mesh), tokenizer
 
 
-def _load_converted(folder: Path, dtype: str, mesh: Mesh) -> tuple[ModelConfig, Params, Any]:
+def _load_converted(
+    folder: Path, dtype: str, mesh: Mesh, check: Callable[[ModelConfig], Any] | None
+) -> tuple[ModelConfig, Params, Any]:
     stored = checkpoint.read_marker(folder)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} has lost its {CONFIG}; convert the checkpoint again")
@@ -83,6 +91,8 @@ def _load_converted(folder: Path, dtype: str, mesh: Mesh) -> tuple[ModelConfig, 
         read_json(folder / CONFIG) | {"dtype": stored if dtype == "auto" else dtype},
         read_json(generation) if generation.is_file() else None,
     )
+    if check is not None:
+        check(config)
     rules = models.family(config.model_type).param_rules(config)
     tokenizer = load_tokenizer(folder)
     if dtype in ("auto", stored):

@@ -17,6 +17,8 @@ from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.convert import load_checkpoint
 from pagedjax.engine import Engine
 from pagedjax.intake import Prompt
+from pagedjax.mesh import make_mesh
+from pagedjax.options import settle
 from pagedjax.params import Params
 from pagedjax.request import CompletionOutput, FinishReason, Request, RequestOutput
 from pagedjax.sampling_params import SamplingParams
@@ -39,7 +41,12 @@ class LLM:
 
     def __init__(self, model: str | Path, dtype: str = "auto", **options: Any) -> None:
         config = _engine_config(options)
-        model_config, params, tokenizer = load_checkpoint(model, dtype, config.mesh)  # type: ignore[arg-type]
+        mesh = make_mesh(config.mesh)  # type: ignore[arg-type]
+
+        def check(model_config: ModelConfig) -> None:  # reading the weights may take minutes
+            settle(config, model_config, str(model_config.dtype), mesh.devices.flat[0])
+
+        model_config, params, tokenizer = load_checkpoint(model, dtype, mesh, check)
         self.engine = Engine(model_config, params, config, tokenizer)
         self._num_requests = 0
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pagedjax import attention, models
+from pagedjax import models
 from pagedjax.batch import Buckets, Packer
 from pagedjax.config import EngineConfig, ModelConfig
 from pagedjax.hooks import check_processor
@@ -24,12 +24,14 @@ from pagedjax.invariance import invariant_buckets
 from pagedjax.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.logprobs import TokenLogprobs
 from pagedjax.mesh import make_mesh, without_context_mesh
+from pagedjax.options import settle
 from pagedjax.params import (
     Params,
     check_alive,
     check_arrays,
     check_params,
     device_of,
+    flatten_tree,
     placed,
 )
 from pagedjax.plan import Plan
@@ -39,9 +41,6 @@ from pagedjax.slot_tables import SlotTables
 from pagedjax.stats import CompileReport
 from pagedjax.step import Drawn, EngineState, StepConfig, make_state
 from pallas_kernels.formats import FORMATS
-
-CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
-GPU_TOKEN_BUDGET = 2048
 
 
 class InFlight(NamedTuple):
@@ -88,21 +87,14 @@ class Runner:
         use_compilation_cache(config.compilation_cache_dir)
         mesh = make_mesh(config.mesh, device_of(params))  # type: ignore[arg-type]
         self.replace_params(params, mesh)
-        self.max_model_len = _max_model_len(config, model)
-        budget = _token_budget(config, mesh)
+        settled = settle(config, model, str(params["embed"].dtype), mesh.devices.flat[0])
+        self.max_model_len, self._kv_dtype = settled.max_model_len, settled.kv_dtype
+        budget = settled.token_budget
         # M: no more requests run than the budget has tokens.
         self.buckets = Buckets(min(config.max_num_seqs, budget), budget)
         self._config = config
-        device = mesh.devices.flat[0]
-        implementation = attention.resolve(
-            "xla" if config.batch_invariant else config.attention,
-            device,
-            config.block_size,
-            self._kv_dtype,
-            model.head_dim,
-        )
         self._step_config = StepConfig(
-            model, mesh, implementation, min(config.max_logprobs, model.vocab_size),
+            model, mesh, settled.implementation, min(config.max_logprobs, model.vocab_size),
             config.logprobs_mode == "processed", config.logits_processor, config.batch_invariant,
         )  # fmt: skip
         if config.batch_invariant:
@@ -118,9 +110,9 @@ class Runner:
     @without_context_mesh
     def replace_params(self, params: Params, mesh: Mesh | None = None) -> None:
         """Use other weights from the next step on."""
-        self.params = placed(params, mesh or self._step_config.mesh)
+        self.params: Params = placed(params, mesh or self._step_config.mesh)
         self.given_params = params
-        self._leaves = jax.tree.leaves(params)
+        self._leaves = list(flatten_tree(params).values())
 
     def check_alive(self) -> None:
         """See `params.check_alive`; it is asked before every step, and walks no tree for that."""
@@ -227,11 +219,6 @@ class Runner:
         yield from self._programs.other_jobs(self._state, copies, tables)
         yield self._tables.job()
 
-    @property
-    def _kv_dtype(self) -> str:
-        name = self._config.kv_cache_dtype
-        return str(self.params["embed"].dtype) if name == "auto" else name
-
     def _make_state(self, num_blocks: int) -> EngineState:
         config = self._config
         try:
@@ -283,18 +270,3 @@ class Runner:
         batch = self._make_packer(some).pack(Plan([], []), self.buckets.shapes()[-1])
         state = jax.eval_shape(partial(self._make_state, some))
         return self._programs.temporary_bytes(self.params, state, batch)
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    most = model.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > most:
-        raise ValueError(
-            f"max_model_len={config.max_model_len} exceeds the {most} positions that the model "
-            "was made for"
-        )
-    return config.max_model_len or most
-
-
-def _token_budget(config: EngineConfig, mesh: jax.sharding.Mesh) -> int:
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return config.max_num_batched_tokens or (CPU_TOKEN_BUDGET if on_cpu else GPU_TOKEN_BUDGET)

@@ -17,7 +17,7 @@ FLOORS = {
     1: "sampling_params request blocks params kv_cache layers sampler penalties logprobs text "
     "stop_strings",
     2: "hooks plan mailbox host_rows holdings attention layer_ops cut_text intake accounting",
-    3: "sample_output scheduler scores batch models models.*",
+    3: "sample_output scheduler scores batch models models.* options",
     4: "transcript stats step programs checkpoint",
     5: "slot_tables invariance runner engine convert convert.*",
     6: "beam_search llm",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax import LLM, RequestOutput, SamplingParams
+from pagedjax import LLM, RequestOutput, SamplingParams, checkpoint
+from pagedjax.convert import convert
 from tests.tiny_llama import GREEDY, finished, tiny
 from tests.tiny_models import write_hf_folder
 
@@ -108,6 +110,32 @@ def test_bad_arguments(arguments: dict, error: type, message: str) -> None:
 def test_unknown_options_are_refused_before_the_model_is_read() -> None:
     with pytest.raises(TypeError, match=r"unknown option max_seqs; options: max_model_len"):
         LLM("/nowhere", max_seqs=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 10**6}, "max_model_len=1000000 exceeds the 512 positions"),
+        ({"attention": "pallas"}, "attention='pallas' needs an NVIDIA GPU"),
+        ({"attention": "pallas_interpret", "block_size": 24}, "needs a block_size"),
+        ({"mesh": "tp"}, "mesh='tp' must be a jax.sharding.Mesh"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["hf", "converted"])
+def test_options_that_cannot_work_are_refused_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict, message: str
+) -> None:
+    write_hf_folder("base", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "converted", progress=False)
+    for reader in ("restore", "read_leaves"):
+        monkeypatch.setattr(checkpoint, reader, unwanted)
+    monkeypatch.setattr(jax, "device_put", unwanted)
+    with pytest.raises((ValueError, TypeError), match=message):
+        LLM(tmp_path / kind, **options)
+
+
+def unwanted(*_: Any, **__: Any) -> None:
+    pytest.fail("weights were read")
 
 
 def test_a_stream_and_generate_share_the_engine() -> None:
