@@ -92,8 +92,8 @@ def check_params(rules: Sequence[ParamRule], params: Params) -> None:
 
 def check_alive(params: Params) -> None:
     """Raise RuntimeError naming a leaf that was deleted, for example by donation elsewhere."""
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(params)):
-        dead = [path for path, leaf in flatten_tree(params).items() if leaf.is_deleted()]
+    dead = [path for path, leaf in flatten_tree(params).items() if leaf.is_deleted()]
+    if dead:
         raise RuntimeError(
             f"params leaf {'/'.join(map(str, dead[0]))} was deleted (donated to another "
             "computation?); give the engine live ones with update_params"
@@ -118,28 +118,29 @@ def check_arrays(params: Params) -> None:
 
 def device_of(params: Params) -> jax.Device | None:
     """The device that all leaves are on; None if they are on several."""
-    devices = {device for leaf in jax.tree.leaves(params) for device in leaf.devices()}
+    devices = {device for leaf in flatten_tree(params).values() for device in leaf.devices()}
     return devices.pop() if len(devices) == 1 else None
 
 
 def placed(params: Params, mesh: Mesh) -> Params:
-    """The leaves as programs of `mesh` take them, without copying any.
+    """The leaves as programs of `mesh` take them, in dicts and tuples, without copying any.
 
-    An array on an Explicit mesh has that mesh in its type, which no other mesh's programs take.
-    All others stay as they are.
+    Programs tell a list from a tuple and a FrozenDict from a dict, which the user may give. An
+    array on an Explicit mesh has that mesh in its type, which no other mesh's programs take.
     Raises ValueError naming a leaf that is on other devices.
     """
     wanted = set(mesh.devices.flat)
-    for path, leaf in flatten_tree(params).items():
+    leaves = flatten_tree(params)
+    for path, leaf in leaves.items():
         if leaf.devices() != wanted:
             raise ValueError(
                 f"params leaf {'/'.join(map(str, path))} is on {_listed(leaf.devices())} and the "
                 f"engine on {_listed(wanted)}; move the params with jax.device_put, or give the "
                 "engine a mesh of their device"
             )
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, sharding(mesh)) if _is_explicit(leaf) else leaf, params
-    )
+        if _is_explicit(leaf):
+            leaves[path] = jax.device_put(leaf, sharding(mesh))
+    return build_tree(leaves)
 
 
 def _is_explicit(leaf: jax.Array) -> bool:

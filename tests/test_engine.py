@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.core import freeze
 
 from pagedjax import Engine, EngineConfig, SamplingParams
 from pagedjax.params import flatten_tree
@@ -324,6 +327,38 @@ def test_update_params_changes_the_output_and_compiles_nothing() -> None:
     fresh = Engine(config, other, EngineConfig(num_blocks=64, max_num_seqs=8))
     fresh.add_request("a", PROMPT, GREEDY)
     assert finished(fresh.run())["a"] == after
+
+
+def listed(params: Any) -> Any:
+    return params | {"layers": list(params["layers"])}
+
+
+def read_only(params: Any) -> Any:
+    """A mapping that is no pytree of JAX."""
+    return MappingProxyType(params | {"layers": tuple(map(MappingProxyType, params["layers"]))})
+
+
+@pytest.mark.parametrize("form", [listed, freeze, OrderedDict, read_only])
+def test_params_in_containers_of_another_type_are_the_same_params(form: Any) -> None:
+    config, params = tiny("base")
+    other = jax.tree.map(lambda leaf: leaf * 1.5, params)
+    engine = make_engine()
+    engine.add_request("a", PROMPT, GREEDY)
+    before = finished(engine.run())["a"]
+    compiled = engine.stats().num_compilations
+    engine.update_params(form(other))
+    engine.add_request("a", PROMPT, GREEDY)
+    after = finished(engine.run())["a"]
+    assert after != before
+    assert engine.stats().num_compilations == compiled
+
+    given = form(params)
+    again = Engine(config, given, EngineConfig(num_blocks=64, max_num_seqs=8))
+    assert again.params is given
+    for tree, wanted in ((given, before), (other, after), (form(params), before)):
+        again.update_params(tree)
+        again.add_request("a", PROMPT, GREEDY)
+        assert finished(again.run())["a"] == wanted
 
 
 def test_update_params_of_another_dtype_is_refused_by_name() -> None:
