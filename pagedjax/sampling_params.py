@@ -8,6 +8,8 @@ from typing import Any
 
 from pagedjax.values import check_seed, is_finite, is_int, plain_list, plain_number
 
+MAX_SAMPLES = 16384  # they are all made when the request comes
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -17,7 +19,7 @@ class SamplingParams:
     min_p, top_k, top_p: filters, applied in this order after the temperature. `top_k` of 0, -1
         or at least V is off. Ties in top-k: lower ids first. top-p keeps the smallest set of
         tokens whose mass reaches `top_p`, at least one.
-    n: samples of the prompt, which share its keys; `outputs` has one entry for each.
+    n: samples of the prompt, 16384 at most, which share its keys; `outputs` has one entry for each.
     seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
         None: derived from the engine's seed and the request's arrival number.
     max_tokens: output tokens at most. stop_token_ids: end the output, and are part of it.
@@ -95,6 +97,11 @@ class SamplingParams:
         for name, least in (("n", 1), ("top_k", -1), ("min_tokens", 0)):
             if not is_int(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be an int >= {least}")
+        if self.n > MAX_SAMPLES:
+            raise ValueError(
+                f"n={self.n} exceeds {MAX_SAMPLES}, the most samples of a request; "
+                "give the prompt to several requests"
+            )
         if not is_int(self.max_tokens) or self.max_tokens < 1:
             raise ValueError(
                 f"max_tokens={self.max_tokens!r} must be an int >= 1; "

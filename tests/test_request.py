@@ -23,7 +23,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 REFUSED = {
-    "n": [0, -1, 1.0, "1", None, True],
+    "n": [0, -1, 16385, 10**8, 1.0, "1", None, True],
     "temperature": [-1e-9, -1, NAN, INF, HUGE, -INF, "1", None, True],
     "top_p": [0, 0.0, -0.1, 1.0001, NAN, INF, HUGE, "1", None, True],
     "top_k": [-2, 1.5, "5", None, True, INF],
@@ -84,7 +84,7 @@ ACCEPTED = {
     "logprobs": [0, 5],
     "prompt_logprobs": [0, 1],
     "extra": [{"name": 1.0}],
-    "n": [1, 8],
+    "n": [1, 8, 16384],
     "cache_salt": ["salt", None],
 }
 
