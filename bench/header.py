@@ -13,6 +13,7 @@ import jax
 import jaxlib
 import numpy as np
 
+from pagedjax.host_cpu import instruction_sets
 from pagedjax.version import __version__
 
 # What makes the same code several times as fast on one CPU as on another of the same name.
@@ -68,8 +69,7 @@ def _cpu_field(*names: str) -> str:
 
 def _instructions() -> list[str]:
     """Those of INSTRUCTIONS that the CPU has, by Linux' names."""
-    flags = set(_cpu_field("flags", "Features").split())
-    return [name for name in INSTRUCTIONS if name in flags]
+    return [name for name in INSTRUCTIONS if name in instruction_sets()]
 
 
 def _memory_bytes() -> int:

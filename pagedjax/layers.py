@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from pagedjax.config import RopeScaling
+from pagedjax.host_cpu import instruction_sets
 
 
 def rms_norm(
@@ -64,7 +65,7 @@ def _flat_product(x: jax.Array, weight: jax.Array, same_for_all_rows: bool) -> j
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
     flat = x.reshape(x.shape[0], -1)
     matrix = weight.reshape(math.prod(out_shape), flat.shape[1])
-    if not same_for_all_rows and _weights_go_left(x.shape[0], weight.dtype):
+    if not same_for_all_rows and _weights_go_left(x.shape[0], weight.dtype, instruction_sets()):
         # Without the barrier XLA would turn the transposed product back.
         y = lax.optimization_barrier(_product(matrix, flat)).T
     else:
@@ -72,13 +73,18 @@ def _flat_product(x: jax.Array, weight: jax.Array, same_for_all_rows: bool) -> j
     return y.reshape(x.shape[0], *out_shape)
 
 
-def _weights_go_left(rows: int, dtype: jnp.dtype) -> bool:
+def _weights_go_left(rows: int, dtype: jnp.dtype, instruction_sets: frozenset[str]) -> bool:
     """Where XLA's product on CPU is faster with the weights as its left side.
 
     It repacks its right side, which few rows do not pay for: measured, float32 takes 0.5 to 0.8
-    of the time up to 64 rows, bfloat16 0.85 to 1 from 16 to 32 and more outside.
+    of the time up to 64 rows, bfloat16 0.85 to 1 from 16 to 32 and more outside; without AVX-512
+    bfloat16 takes 0.8 to 1 from 8 to 48.
     """
-    return rows <= 64 if dtype == jnp.float32 else 16 <= rows <= 32
+    if dtype == jnp.float32:
+        return rows <= 64
+    if "avx2" in instruction_sets and "avx512f" not in instruction_sets:
+        return 8 <= rows <= 48
+    return 16 <= rows <= 32
 
 
 def swiglu(

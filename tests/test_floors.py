@@ -12,8 +12,8 @@ CONVERT = "pagedjax.convert"
 
 # An import may only go to a lower floor. `.*` stands for every module below.
 FLOORS = {
-    0: "pallas_kernels pallas_kernels.* config values version one_line mesh step_time token_edits "
-    "ranking",
+    0: "pallas_kernels pallas_kernels.* config values version one_line mesh host_cpu step_time "
+    "token_edits ranking",
     1: "sampling_params request blocks params kv_cache layers sampler penalties logprobs text "
     "stop_strings",
     2: "hooks plan mailbox host_rows holdings attention layer_ops cut_text intake accounting",

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pagedjax import layers
 from pagedjax.config import RopeScaling
 from pagedjax.layers import apply_rope, linear, rms_norm, rope_frequencies, rope_tables, swiglu
 
@@ -57,6 +58,27 @@ def test_linear(outputs, inputs, biased, dtype):
     wanted = np.tensordot(x, weight, [range(1, x.ndim), range(len(outputs), weight.ndim)]) + bias
     got = linear(device(x), device(weight, dtype), device(bias, dtype) if biased else None)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [2, 8, 20, 64, 65])
+@pytest.mark.parametrize("instructions", [frozenset(), frozenset({"avx2"})])
+def test_whichever_side_the_weights_are_on_the_product_is_the_same(
+    rows, instructions, dtype, monkeypatch
+):
+    monkeypatch.setattr(layers, "instruction_sets", lambda: instructions)
+    x, weight = normal(1, rows, 40, dtype=dtype), normal(2, 3, 5, 40, dtype=dtype)
+    got = linear(device(x, dtype), device(weight, dtype))
+    np.testing.assert_allclose(got, np.tensordot(x, weight, [[1], [2]]), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "least", "most"),
+    [({"avx2"}, 8, 48), ({"avx2", "avx512f"}, 16, 32), (set(), 16, 32)],
+)
+def test_for_how_many_rows_weights_in_bfloat16_go_left(instructions, least, most):
+    left = [n for n in range(200) if layers._weights_go_left(n, jnp.bfloat16, instructions)]
+    assert (left[0], left[-1], len(left)) == (least, most, most - least + 1)
 
 
 @DTYPES
