@@ -35,6 +35,7 @@ def build_tokenizer(file: GgufFile) -> Any:
     }
     if not metadata.get("tokens"):
         return None
+    _check_named_tokens(file, metadata)
     from transformers import PreTrainedTokenizerFast
 
     kind = metadata.get("model")
@@ -115,7 +116,8 @@ def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[st
         for cut in range(1, len(piece))
         if piece[:cut] in vocabulary and piece[cut:] in vocabulary
     ]
-    pieces = list(vocabulary)
+    # Not by its place: a damaged file has pieces twice, and the vocabulary has them once.
+    pieces = {index: piece for piece, index in vocabulary.items()}
     return [(pieces[left], pieces[right]) for _, left, right in sorted(found)]
 
 
@@ -173,6 +175,20 @@ def _named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
         for name, short in names.items()
         if metadata.get(f"{name}_token_id") is not None
     }
+
+
+def _check_named_tokens(file: GgufFile, metadata: dict[str, Any]) -> None:
+    """ValueError for an id that is none of the tokens; padding, which nothing needs, is dropped."""
+    count = len(metadata["tokens"])
+    for name in ("padding", "bos", "eos", "unknown"):
+        key = f"{name}_token_id"
+        if metadata.get(key) is None or 0 <= metadata[key] < count:
+            continue
+        if name != "padding":
+            raise ValueError(
+                f"{file.path}: {PREFIX}{key}={metadata[key]} is none of its {count} tokens"
+            )
+        del metadata[key]
 
 
 def _required(file: GgufFile, metadata: Mapping[str, Any], name: str) -> Any:

@@ -53,10 +53,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, TensorRef]:
+    if (folder / WEIGHTS).exists():  # and an index beside it is of shards that it replaced
+        return read_safetensors(folder / WEIGHTS)
     if (folder / INDEX).is_file():
         return _read_shards(folder)
-    if (folder / WEIGHTS).exists():
-        return read_safetensors(folder / WEIGHTS)
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
         return read_safetensors(others[0])

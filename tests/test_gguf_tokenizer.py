@@ -178,6 +178,29 @@ def test_sentence_piece_without_prefix(tmp_path):
         assert tokenizer.decode(tokenizer(" abc")["input_ids"]) == " abc"
 
 
+def test_pieces_that_a_file_has_twice_are_merged_by_their_texts():
+    tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", "a", "c", "abc"]
+    scores = [0.0] * 5 + [-1.0, 0.0, 0.0, -2.0]
+    file = _file(
+        model="llama", tokens=tokens, scores=scores, token_type=[NORMAL] * 9, unknown_token_id=0,
+        add_bos_token=False, add_space_prefix=False,
+    )  # fmt: skip
+    assert _tokens(build_tokenizer(file), "abc") == ["abc"]
+
+
+@pytest.mark.parametrize("name", ["bos", "eos", "unknown"])
+def test_a_named_token_outside_the_vocabulary_is_refused(name):
+    options = {f"{name}_token_id": 99}
+    file = _file(model="llama", tokens=["<unk>", "a"], scores=[0.0, 0.0], **options)
+    with pytest.raises(ValueError, match=f"m.gguf: tokenizer.ggml.{name}_token_id=99 is none of"):
+        build_tokenizer(file)
+
+
+def test_padding_outside_the_vocabulary_is_dropped():
+    file = _byte_level_file(padding_token_id=100_000)
+    assert build_tokenizer(file).pad_token is None
+
+
 def test_unsupported_kinds_are_named():
     with pytest.raises(NotImplementedError, match="model='t5'.*'gpt2', 'llama'"):
         build_tokenizer(_file(model="t5", tokens=["a"]))

@@ -114,6 +114,14 @@ def test_shards_equal_one_file(tmp_path):
     assert all(np.array_equal(one[name].read(), three[name].read()) for name in one)
 
 
+def test_one_file_outranks_the_shards_it_replaced(tmp_path):
+    """As in transformers."""
+    write_hf_folder("base", tmp_path, shards=2)
+    write_hf_folder("bias", tmp_path / "new")
+    (tmp_path / "new" / "model.safetensors").rename(tmp_path / "model.safetensors")
+    assert any("q_proj.bias" in name for name in open_folder(tmp_path).tensors)
+
+
 def test_missing_shard_is_named(tmp_path):
     """Case B05."""
     write_hf_folder("base", tmp_path, shards=2)
