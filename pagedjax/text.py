@@ -62,9 +62,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        context = list(prompt_ids[-CONTEXT_TOKENS:])
-        # A character cut by the end of the prompt belongs to neither side: start afresh after it.
-        self._ids = [] if self._decode(context).endswith(REPLACEMENT) else context
+        self._ids = self._whole_end(prompt_ids)
         self._context_end = len(self._ids)
         self.text = ""
 
@@ -73,6 +71,17 @@ class Detokenizer:
         twin = copy.copy(self)
         twin._ids = list(self._ids)
         return twin
+
+    def _whole_end(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The last tokens of the prompt, from a place on which no character crosses.
+
+        A character cut by the end of the prompt belongs to neither side: there are none then.
+        """
+        for count in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BYTES):
+            context = list(prompt_ids[-count:])
+            if not self._decode(context).endswith(REPLACEMENT):
+                return context
+        return []
 
     def append(self, token_ids: Sequence[int], final: bool = False) -> str:
         """The text that became certain with these tokens; `final` releases all that is held."""

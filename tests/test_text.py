@@ -140,6 +140,14 @@ def test_a_broken_byte_does_not_bring_whole_characters_back_as_replacements(ids,
     assert deltas(ids, [256], tokenizer=byte_fallback()) == wanted
 
 
+@pytest.mark.parametrize("characters", [1, 2, 3, 5])
+def test_a_prompt_that_ends_in_bytes_leaves_the_first_space(characters):
+    """Wherever the context begins, also within one of the characters."""
+    tokenizer = byte_fallback()
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(content=" ", left=1)])
+    assert deltas([256], [256, *PEPPER * characters], tokenizer=tokenizer) == [" a"]
+
+
 @pytest.mark.parametrize("prompt", [[0], [0, 1, 2], list(range(10))])
 def test_the_first_word_of_the_output_keeps_its_space(prompt):
     tokenizer = WordTokenizer("a b c d e f g h i j Hello world")
