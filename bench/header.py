@@ -13,7 +13,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from pagedjax.host_cpu import instruction_sets
+from pagedjax import host_cpu
 from pagedjax.version import __version__
 
 # What makes the same code several times as fast on one CPU as on another of the same name.
@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
     """The machine, the versions, the date and the commit, as values that JSON can hold."""
     device = jax.devices()[0]
     return {
-        "cpu": _cpu_field("model name") or platform.processor() or platform.machine(),
+        "cpu": host_cpu.field("model name") or platform.processor() or platform.machine(),
         "instructions": _instructions(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
@@ -57,19 +57,9 @@ def lines(header: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cpu_field(*names: str) -> str:
-    """The first value of any of the fields in Linux' description of the CPUs; empty elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in text.splitlines())
-    return next((value.strip() for name, _, value in fields if name.strip() in names), "")
-
-
 def _instructions() -> list[str]:
     """Those of INSTRUCTIONS that the CPU has, by Linux' names."""
-    return [name for name in INSTRUCTIONS if name in instruction_sets()]
+    return [name for name in INSTRUCTIONS if name in host_cpu.instruction_sets()]
 
 
 def _memory_bytes() -> int:

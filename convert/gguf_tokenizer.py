@@ -35,7 +35,7 @@ def build_tokenizer(file: GgufFile) -> Any:
     }
     if not metadata.get("tokens"):
         return None
-    _check_named_tokens(file, metadata)
+    _settle_named_tokens(file, metadata)
     from transformers import PreTrainedTokenizerFast
 
     kind = metadata.get("model")
@@ -177,7 +177,7 @@ def _named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _check_named_tokens(file: GgufFile, metadata: dict[str, Any]) -> None:
+def _settle_named_tokens(file: GgufFile, metadata: dict[str, Any]) -> None:
     """ValueError for an id that is none of the tokens; padding, which nothing needs, is dropped."""
     count = len(metadata["tokens"])
     for name in ("padding", "bos", "eos", "unknown"):

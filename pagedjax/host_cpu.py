@@ -8,13 +8,17 @@ from pathlib import Path
 CPU_INFO = Path("/proc/cpuinfo")
 
 
+def field(*names: str) -> str:
+    """The first value of any of the fields in Linux' description of the CPUs; empty elsewhere."""
+    try:
+        text = CPU_INFO.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    fields = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for name, _, value in fields if name.strip() in names), "")
+
+
 @cache
 def instruction_sets() -> frozenset[str]:
     """Their names, as Linux lists them; none where it is no Linux."""
-    try:
-        lines = CPU_INFO.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    fields = (line.partition(":") for line in lines)
-    named = (value for name, _, value in fields if name.strip() in ("flags", "Features"))
-    return frozenset(next(named, "").split())
+    return frozenset(field("flags", "Features").split())

@@ -170,7 +170,8 @@ class LLM:
 
         However the iterator ends, none of the requests stays behind.
         """
-        alive = {request.id for request in requests}
+        ids = [request.id for request in requests]
+        alive = set(ids)
         try:
             for request in requests:
                 self.engine.queue_request(request, every_step)
@@ -179,7 +180,10 @@ class LLM:
                 mine = [output for output in outputs if output.request_id in alive]
                 self.engine.unread([each for each in outputs if each.request_id not in alive])
                 alive -= {output.request_id for output in mine if output.finished}
-                alive = {each for each in alive if self.engine.is_in_use(each)}  # not aborted
+                # One that somebody else aborts never ends. While the last is there, it is enough to
+                # look at that one, so that a step costs the same whatever waits.
+                while ids and not self.engine.is_in_use(ids[-1]):
+                    alive.discard(ids.pop())
                 yield from mine
         finally:
             for request_id in alive:

@@ -155,6 +155,11 @@ class Request:
         return not self.slot_has_token and self.num_computable > 0
 
     @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute for it: it has ended, or waits for its next token."""
+        return self.is_finished or self.candidates is not None
+
+    @property
     def why_it_ends(self) -> tuple[FinishReason, int | None] | None:
         """The finish reason, with the stop id, if its last token is the last one of all."""
         token = self.tokens[-1]

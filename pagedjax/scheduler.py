@@ -193,8 +193,7 @@ class Scheduler:
 
     def _admit(self) -> Request | None:
         """Move the first waiting request to running, with the blocks of all its known tokens."""
-        while self._waiting and self._has_nothing_to_do(self._waiting[0][1]):
-            heapq.heappop(self._waiting)
+        self._drop_idle()
         if not self._waiting or not self._holdings.free_slots:
             return None
         request = self._waiting[0][1]
@@ -209,12 +208,13 @@ class Scheduler:
             self.prefix_query_tokens += request.num_tokens
         return request
 
-    def _has_nothing_to_do(self, request: Request) -> bool:
-        """Whether one in the queue has ended, or got its candidates there from a step in flight."""
-        if request.status is Status.WAITING and request.candidates is not None:
-            request.status = Status.HELD
-            self.num_waiting -= 1
-        return request.status is not Status.WAITING
+    def _drop_idle(self) -> None:
+        """Pop what has ended, or got its candidates in the queue from a step in flight."""
+        while self._waiting and self._waiting[0][1].is_idle:
+            request = heapq.heappop(self._waiting)[1]
+            if not request.is_finished:
+                request.status = Status.HELD
+                self.num_waiting -= 1
 
     def _chunk(self, request: Request, budget: int) -> Row:
         count = min(request.num_computable, budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,26 @@ def test_a_stream_ends_when_somebody_aborts_its_request() -> None:
         seen.append(output)
         llm.engine.abort_request(output.request_id)
     assert len(seen) == 1 and not llm.engine.has_unfinished_requests()
+
+
+def test_a_step_looks_at_few_of_the_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm(max_num_seqs=2)
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        method = getattr(llm.engine, name)
+
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return method(*args)
+
+        return call
+
+    for name in ("step", "is_in_use"):
+        monkeypatch.setattr(llm.engine, name, counted(name))
+    llm.generate(PROMPTS[:2] * 20, GREEDY, use_tqdm=False)
+    # Beside one a step, each prompt's new id, its request and its end.
+    assert 100 < calls["is_in_use"] <= calls["step"] + 3 * 40
 
 
 def test_generate_names_what_somebody_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
