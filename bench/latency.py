@@ -14,6 +14,7 @@ without and with a filled compilation cache, and Hugging Face's `generate`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
-    bar_chart,
     cold_start,
     command_line,
     header,
@@ -42,6 +42,10 @@ from bench.workload import Workload
 from pagedjax.one_line import exit_status
 
 OURS = "pagedjax"
+# Options that fresh processes have no use for, beside where requests arrive and what is drawn.
+ARRIVING = (
+    "num_requests", "idle_requests", "max_num_seqs", "max_num_batched_tokens", "block_size",
+)  # fmt: skip
 LOAD = 0.7
 Serve = Callable[[Workload, list[float]], list[Served]]
 
@@ -56,10 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     _check(options)
     found = _cold(options) if options.cold else _serving(options)
-    names = (
-        "dtype", "repeats", "num_requests", "idle_requests", "max_num_seqs",
-        "max_num_batched_tokens", "block_size",
-    )  # fmt: skip
+    names = ("dtype", "repeats") if options.cold else ("dtype", "repeats", *ARRIVING)
     result = {
         "header": header.describe(),
         "parameters": command_line.parameters(options, names),
@@ -75,12 +76,16 @@ def _check(options: argparse.Namespace) -> None:
     counts = ("repeats", "num_requests", "idle_requests", "max_num_seqs", "block_size")
     command_line.check(options, counts)
     for name in ("rates", "load"):
-        if any(each <= 0 for each in vars(options)[name] or ()):
-            raise ValueError(f"--{name} must be above 0")
-    if options.plot is not None:
-        if options.cold:
-            raise ValueError("--plot draws requests that arrive, which --cold does not measure")
-        bar_chart.check()
+        given = getattr(options, name) or ()
+        if not all(0 < each < math.inf for each in given):
+            raise ValueError(f"--{name} must be above 0, and finite")
+        if len(set(given)) < len(given):
+            raise ValueError(f"--{name} has a number twice")
+    if options.cold:
+        for name in (*ARRIVING, "rates", "load", "plot"):
+            if getattr(options, name) != _parser().get_default(name):
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} is for requests that arrive, which --cold has not")
     if options.peer is not None:
         peer_script.check(options.peer, options.model)
 
@@ -149,7 +154,7 @@ def _conditions(options: argparse.Namespace, saturation: float) -> list[Conditio
     load = options.load or ([] if options.rates else [LOAD])
     return [
         Condition(IDLE),
-        *[Condition(f"{each:.0%} of saturation", each * saturation, each) for each in load],
+        *[Condition(f"{100 * each:g}% of saturation", each * saturation, each) for each in load],
         *[Condition(f"{each:g} a second", each) for each in options.rates or ()],
     ]
 

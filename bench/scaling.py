@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import bar_chart, command_line, header, line_chart, scaling_report, turns
+from bench import command_line, header, line_chart, scaling_report, turns
 from bench.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
 from bench.schedule_timer import ScheduleTimer, by_waiting
 from bench.workload import Workload, make_even_workload
@@ -93,8 +93,6 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--requests must be at least 1")
     if min(options.contexts) <= options.output_tokens:
         raise ValueError(f"--contexts must exceed --output-tokens {options.output_tokens}")
-    if options.plot is not None:
-        bar_chart.check()
 
 
 def _engine_options(options: argparse.Namespace) -> Options:

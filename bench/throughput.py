@@ -66,8 +66,8 @@ def _check(options: argparse.Namespace) -> None:
             f"a static batch of {options.batch} cannot run together with "
             f"--max-num-seqs {options.max_num_seqs}"
         )
-    if options.plot is not None:
-        bar_chart.check()
+    if options.num_blocks is not None and options.num_blocks < 1:
+        raise ValueError("--num-blocks must be at least 1")
     if options.peer is not None:
         peer_script.check(options.peer, options.model)
     elif options.peers is not None:

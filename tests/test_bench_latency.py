@@ -207,7 +207,12 @@ def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
         ("--model . --idle-requests 0", "error: --idle-requests must be at least 1"),
         ("--model . --rates 1 0", "error: --rates must be above 0"),
         ("--model . --load -1", "error: --load must be above 0"),
-        ("--model . --cold --plot x.png", "error: --plot draws requests that arrive"),
+        ("--model . --cold --plot x.png", "error: --plot is for requests that arrive"),
+        ("--model . --cold --load 0.5", "error: --load is for requests that arrive"),
+        ("--model . --cold --max-num-seqs 8", "error: --max-num-seqs is for requests"),
+        ("--model . --rates nan", "error: --rates must be above 0"),
+        ("--model . --load 0.5 0.5", "error: --load has a number twice"),
+        ("--model . --json .", "error: . is a folder; name a file"),
         (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
     ],
 )

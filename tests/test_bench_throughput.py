@@ -330,6 +330,8 @@ def test_a_peer_that_fails_later_says_why(fake_peer):
         ("--model MISSING", "error: there is no model at MISSING"),
         ("--model . --repeats 0", "error: --repeats must be at least 1"),
         ("--model . --static --batch 9 --max-num-seqs 8", "error: a static batch of 9 cannot"),
+        ("--model . --num-blocks 0", "error: --num-blocks must be at least 1"),
+        ("--model . --json .", "error: . is a folder; name a file"),
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
         ("--model . --peer MISSING/python", "error: the peer's interpreter MISSING/python"),
         ("--model . --peers vllm", "error: --peers needs --peer"),
@@ -354,6 +356,9 @@ def test_chart_is_drawn(tmp_path):
     spreads = {"ours": {"median": 3.0, "min": 2.0, "max": 4.0}}
     bar_chart.draw(spreads, "tokens/s", "title", tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    bar_chart.check(tmp_path / "chart.PDF")
+    with pytest.raises(ValueError, match=r"cannot draw \S*song.mp3; its name must end in one of: "):
+        bar_chart.check(tmp_path / "song.mp3")
 
 
 def test_no_matplotlib_is_one_clear_error(monkeypatch, capsys):
