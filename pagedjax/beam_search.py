@@ -151,7 +151,8 @@ class BeamSearch:
         searches = [self._begin(prompt) for prompt in prompts]
         try:
             for search in searches:
-                self._engine.scheduler.add(search.requests[0])
+                first = self._engine.intake.admit(search.requests[0], self._engine.next_arrival())
+                self._engine.scheduler.add(first)
             while any(search.requests for search in searches):
                 self._engine.unread(self._engine.step())
                 for search in searches:
@@ -165,7 +166,7 @@ class BeamSearch:
 
     def _begin(self, prompt: Prompt) -> _Search:
         engine = self._engine
-        request = engine.intake.request("beam", prompt, self._params, engine.next_arrival())
+        request = engine.intake.request("beam", prompt, self._params)
         beams = Beams(
             self._width, request.max_len - request.num_prompt, self._length_penalty, request.eos_ids
         )

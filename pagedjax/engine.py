@@ -83,10 +83,7 @@ class Engine:
         if self.is_in_use(request_id):
             raise ValueError(f"request id {request_id!r} is in use; abort it or read its output")
         params = SamplingParams() if sampling_params is None else sampling_params
-        # One that is refused takes no number, and so changes nobody's seed.
-        request = self.intake.request(request_id, prompt, params, self._num_arrivals)
-        self._num_arrivals += 1
-        return request
+        return self.intake.request(request_id, prompt, params)
 
     def is_in_use(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished, or an output of it unread."""
@@ -94,6 +91,7 @@ class Engine:
 
     def queue_request(self, request: Request, every_step: bool = True) -> None:
         """Queue what `make_request` returned; `every_step`: see `Transcript`."""
+        self.intake.admit(request, self.next_arrival())
         samples = [request, *request.siblings]
         self._transcripts[request.id] = Transcript(samples, self.tokenizer, every_step)
         self._tally.prompt_tokens += request.num_prompt
@@ -207,7 +205,9 @@ class Engine:
         computed once. Running requests go on; the next `step` returns their outputs. Raises
         ValueError with the index of a list that is empty, too long, or not of the vocabulary.
         """
-        requests = self.intake.scorings(token_lists, self.next_arrival)
+        requests = self.intake.scorings(token_lists)
+        for request in requests:
+            self.intake.admit(request, self.next_arrival())
         self._scores.open(requests)
         scored = [request for request in requests if len(request.tokens) > 1]
         try:

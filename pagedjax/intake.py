@@ -33,10 +33,11 @@ class Intake:
     max_logprobs: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, arrival: int
-    ) -> Request:
-        """A Request that can be served; ValueError with the value and the remedy otherwise."""
+    def request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        """A Request that can be served, to be admitted before it is queued.
+
+        ValueError with the value and the remedy otherwise.
+        """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r} must be a SamplingParams")
         ids = self._token_ids(prompt)
@@ -56,11 +57,9 @@ class Intake:
         pool_tokens = self.blocks.num_blocks * self.blocks.block_size
         first = Request(
             id=request_id,
-            arrival=arrival,
             tokens=ids,
             num_prompt=len(ids),
             params=params,
-            seed=self.fresh_seed(arrival) if params.seed is None else params.seed,
             # A pool filled by one request alone still yields one more token, which needs no slot.
             max_len=min(len(ids) + params.max_tokens, self.max_model_len, pool_tokens + 1),
             stop_ids=stop_ids,
@@ -121,9 +120,19 @@ class Intake:
                     f"is {default.dtype}{list(default.shape)}"
                 )
 
-    def scorings(
-        self, token_lists: Sequence[Sequence[int]], next_arrival: Callable[[], int]
-    ) -> list[Request]:
+    def admit(self, request: Request, arrival: int) -> Request:
+        """The checked request, with its place in the order of arrival, and its seed.
+
+        Apart from the checks, so that a number is taken, and others' fresh seeds change, only by
+        a request that is served.
+        """
+        seed = request.params.seed
+        for each in (request, *request.siblings):
+            each.arrival = arrival
+            each.seed = self.fresh_seed(arrival) if seed is None else seed
+        return request
+
+    def scorings(self, token_lists: Sequence[Sequence[int]]) -> list[Request]:
         """Requests that score the lists; those that begin alike share keys, with nobody else."""
         if isinstance(token_lists, str):
             raise ValueError(f"{token_lists!r} is one text; give lists of token ids")
@@ -131,15 +140,13 @@ class Intake:
         requests = []
         for index, ids in enumerate(token_lists):
             try:
-                requests.append(self.scoring(ids, next_arrival(), namespace))
+                requests.append(self.scoring(ids, namespace))
             except ValueError as error:
                 raise ValueError(f"token list {index}: {error}") from None
         return requests
 
-    def scoring(
-        self, token_ids: Sequence[int], arrival: int, namespace: Hashable = None
-    ) -> Request:
-        """A request that scores its tokens and generates none."""
+    def scoring(self, token_ids: Sequence[int], namespace: Hashable = None) -> Request:
+        """A request that scores its tokens and generates none, to be admitted as others are."""
         ids = self._token_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise ValueError(
@@ -147,9 +154,9 @@ class Intake:
             )
         self._check_fits(len(ids))
         return Request(
-            id=f"score of arrival {arrival}", arrival=arrival, tokens=ids, num_prompt=len(ids),
-            params=SamplingParams(), seed=0, max_len=len(ids), stop_ids=frozenset(),
-            eos_ids=frozenset(), score=True, namespace=namespace,
+            id="score", tokens=ids, num_prompt=len(ids), params=SamplingParams(),
+            max_len=len(ids), stop_ids=frozenset(), eos_ids=frozenset(), score=True,
+            namespace=namespace,
         )  # fmt: skip
 
     def _token_ids(self, prompt: Prompt) -> list[int]:

@@ -69,7 +69,7 @@ class _Trial:
         tokens = [(7919 * (slot + 1) * (i + 1)) % vocab for i in range(length)]
         params = SamplingParams(top_p=0.9, logprobs=1)
         return Request(
-            str(slot), slot, tokens, length, params, slot, length + 1, frozenset(), frozenset(),
+            str(slot), tokens, length, params, length + 1, frozenset(), frozenset(), slot, slot,
             block_ids=list(range(slot * width, (slot + 1) * width)), slot=slot,
         )  # fmt: skip
 

@@ -41,6 +41,7 @@ class Candidates(NamedTuple):
 class Request:
     """Host state of one request: ints and lists only. The scheduler is the one who changes it.
 
+    arrival, seed: given when it is admitted; see `Intake.admit`.
     tokens: ids of the prompt and of the output, as far as the host has read them.
     num_prompt: how many of `tokens` are the prompt.
     num_computed: tokens whose keys and values are in the pool once every dispatched step is done.
@@ -59,14 +60,14 @@ class Request:
     """
 
     id: str
-    arrival: int
     tokens: list[int]
     num_prompt: int
     params: SamplingParams
-    seed: int
     max_len: int
     stop_ids: frozenset[int]
     eos_ids: frozenset[int]
+    arrival: int = -1
+    seed: int = 0
     score: bool = False
     num_candidates: int = 0
     candidates: list[tuple[int, float]] | None = None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax.core import freeze
 
-from pagedjax import Engine, EngineConfig, SamplingParams
+from pagedjax import LLM, Engine, EngineConfig, SamplingParams
 from pagedjax.params import flatten_tree
 from pagedjax.runner import InFlight
 from tests import tiny_llama
@@ -606,6 +606,14 @@ def test_a_refused_request_changes_nobodys_seed() -> None:
     engine = make_engine()
     with pytest.raises(ValueError, match="empty"):
         engine.add_request("bad", [])
+    with pytest.raises(ValueError, match="token list 1: .* is empty"):
+        engine.compute_logprobs([[1, 2], []])
+    llm = LLM.from_params(engine.model_config, engine.params)
+    llm.engine = engine
+    with pytest.raises(ValueError, match="prompt 1: .* is empty"):
+        llm.generate([[1], []])
+    with pytest.raises(ValueError, match="is empty"):
+        llm.beam_search([[1], []], beam_width=2, max_tokens=2)
     assert drawn(engine) == drawn(make_engine())
 
 

@@ -31,9 +31,7 @@ def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     """Logits of every golden position from one chunk through the paged pool."""
     config, params = tiny(name)
     step_config = StepConfig(config, make_mesh(), attention)
-    request = Request(
-        "r", 0, TOKENS, len(TOKENS), SamplingParams(), 0, 512, frozenset(), frozenset()
-    )
+    request = Request("r", TOKENS, len(TOKENS), SamplingParams(), 512, frozenset(), frozenset())
     request.slot, request.block_ids = 1, [7, 3, 20, 1, 12, 0, 9, 15, 4, 11]
     plan = Plan([], [Row(request, 0, len(TOKENS), samples=(request,))])
     packer = Packer(Buckets(2, len(TOKENS)), num_blocks=24, block_size=16, table_width=16)

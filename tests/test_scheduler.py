@@ -37,13 +37,15 @@ class World:
         if isinstance(prompt, int):
             prompt = [(arrival * 31 + i) % VOCAB for i in range(prompt)]
         params = SamplingParams(max_tokens=max_tokens, **params)
-        request = self._intake.request(f"r{arrival}", prompt, params, arrival)
+        request = self._intake.request(f"r{arrival}", prompt, params)
+        self._intake.admit(request, arrival)
         self.requests.append(request)
         self.scheduler.add(request)
         return request
 
     def score(self, length):
-        request = self._intake.scoring(range(length), len(self.requests))
+        request = self._intake.scoring(range(length))
+        self._intake.admit(request, len(self.requests))
         self.requests.append(request)
         self.scheduler.add(request)
         return request

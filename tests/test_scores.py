@@ -9,7 +9,7 @@ from pagedjax.scores import Scores
 
 def request(tokens: list[int]) -> Request:
     return Request(
-        "r", 0, tokens, len(tokens), SamplingParams(), 0, len(tokens), frozenset(), frozenset()
+        "r", tokens, len(tokens), SamplingParams(), len(tokens), frozenset(), frozenset()
     )
 
 

@@ -29,7 +29,7 @@ class Written:
 def penalised(slot: int) -> Request:
     params = SamplingParams(repetition_penalty=1.5)
     none: frozenset[int] = frozenset()
-    request = Request("r", 0, [1, 2], 2, params, 0, 20, none, none)
+    request = Request("r", [1, 2], 2, params, 20, none, none)
     request.slot = slot
     return request
 

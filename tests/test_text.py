@@ -351,9 +351,7 @@ def test_the_template_does_not_change_the_messages():
     "ids", [[*PEPPER, *PEPPER], [*PEPPER, *PEPPER[:3]], [*PEPPER, 0xFF, 256], [256, *PEPPER[:2]]]
 )
 def test_a_snapshot_of_many_tokens_reads_like_one_of_each(ids):
-    request = Request(
-        "r", 0, [256], 1, SamplingParams(max_tokens=20), 0, 21, frozenset(), frozenset()
-    )
+    request = Request("r", [256], 1, SamplingParams(max_tokens=20), 21, frozenset(), frozenset())
     often, once = (Transcript([request], byte_fallback()) for _ in range(2))
     pieces = []
     for token in ids:
