@@ -35,7 +35,7 @@ def bind(
     """Find every rule's tensors and account for every tensor of the source.
 
     Raises ONE ValueError that names all that is missing, unexpected (neither used by a rule nor
-    matched by `skipped`) or wrongly shaped.
+    matched by `skipped`), wrongly shaped, or of a data type that is not read.
     """
     wanted = {
         name: shape
@@ -49,7 +49,17 @@ def bind(
         for name, shape in wanted.items()
         if name in tensors and tensors[name].shape != shape
     ]
-    found = (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong))
+    unread = [
+        f"{name} is {tensors[name].dtype}"
+        for name in wanted
+        if name in tensors and tensors[name].dtype not in NUMPY_DTYPES
+    ]
+    found = (
+        ("missing", missing),
+        ("unexpected", unexpected),
+        ("wrong shape", wrong),
+        (f"data type other than {', '.join(NUMPY_DTYPES)}", unread),
+    )
     problems = [f"{word}: {_listed(names)}" for word, names in found if names]
     if problems:
         raise ValueError("the tensors do not fit the model's config; " + "; ".join(problems))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -22,13 +22,20 @@ DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# Bytes of an element of the format's other types. A checkpoint may hold such tensors as long as
+# its model has no use for them, as for old buffers.
+OTHERS = {
+    "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
+    "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
 
 
 def read_safetensors(path: Path) -> dict[str, TensorRef]:
     """Return the tensors of the file `path` by name.
 
     Raises ValueError for a file that is not safetensors, is truncated or too long, or whose
-    tensors overlap; NotImplementedError for a data type other than F32, F16 and BF16.
+    tensors overlap; NotImplementedError for a data type of unknown size. Of the known ones only
+    F32, F16 and BF16 can be read.
     """
     if not path.is_file():
         raise ValueError(f"{path} is a folder, not a safetensors file")
@@ -83,17 +90,16 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
     """Begin and end of a tensor in the data, after checking its whole entry."""
     try:
         begin, end = entry["data_offsets"]
-        kind, shape = entry["dtype"], entry["shape"]
+        kind, shape = str(entry["dtype"]), entry["shape"]
         sound = all(isinstance(n, int) and n >= 0 for n in (begin, end, *shape)) and begin <= end
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
         raise ValueError(f"{path}: the header's entry of tensor {name!r} makes no sense: {entry}")
-    if kind not in DTYPES:
-        raise NotImplementedError(
-            f"{path}: tensor {name!r} has data type {kind!r}; supported: {', '.join(DTYPES)}"
-        )
-    if end - begin != math.prod(shape) * DTYPES[kind].itemsize:
+    if kind not in DTYPES and kind not in OTHERS:
+        _refuse(path, name, kind)
+    size = OTHERS[kind] if kind in OTHERS else DTYPES[kind].itemsize
+    if end - begin != math.prod(shape) * size:
         raise ValueError(
             f"{path}: tensor {name!r} of shape {shape} in {kind} cannot take {end - begin} bytes"
         )
@@ -111,6 +117,14 @@ def _check_size(path: Path, expected: int) -> None:
 
 def _tensor(path: Path, start: int, name: str, entry: dict[str, Any]) -> TensorRef:
     begin, end = _offsets(path, name, entry)
-    block, dtype, shape = Block(path, start + begin, end - begin), DTYPES[entry["dtype"]], None
-    shape = tuple(entry["shape"])
+    shape, kind = tuple(entry["shape"]), entry["dtype"]
+    if kind not in DTYPES:
+        return TensorRef(shape, kind, lambda: _refuse(path, name, kind))
+    block, dtype = Block(path, start + begin, end - begin), DTYPES[kind]
     return TensorRef(shape, dtype.name, lambda: block.read().view(dtype).reshape(shape))
+
+
+def _refuse(path: Path, name: str, kind: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{path}: tensor {name!r} has data type {kind!r}; supported: {', '.join(DTYPES)}"
+    )

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pagedjax.config import DTYPES
+
 from .safetensors_file import read_safetensors
 from .source import Source, TensorRef
 from .tokenizer import copy_tokenizer, load_tokenizer
@@ -80,6 +82,8 @@ def _read_shards(folder: Path) -> dict[str, TensorRef]:
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{folder / INDEX} has no 'weight_map'")
+    if not all(isinstance(name, str) for name in weight_map.values()):
+        raise ValueError(f"{folder / INDEX} names a shard by something else than a string")
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
@@ -107,7 +111,7 @@ def _read_shards(folder: Path) -> dict[str, TensorRef]:
 
 def _dtype(config: dict[str, Any], tensors: dict[str, TensorRef]) -> str:
     named = config.get("dtype") or config.get("torch_dtype")
-    if isinstance(named, str):
-        return named.removeprefix("torch.")
-    kinds = {tensor.dtype for tensor in tensors.values()}
+    if named is not None:
+        return str(named).removeprefix("torch.")
+    kinds = {tensor.dtype for tensor in tensors.values()} & set(DTYPES)
     return kinds.pop() if len(kinds) == 1 else "float32"

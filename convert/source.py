@@ -15,7 +15,8 @@ class TensorRef:
     """One tensor of a source.
 
     shape: as Hugging Face has it, matrices `[out, in]`.
-    dtype: of the array that `read` returns ("float32", "float16" or "bfloat16").
+    dtype: of the array that `read` returns ("float32", "float16" or "bfloat16"); or the file's
+        name of a data type that cannot be read.
     read: reads (and dequantises) the tensor from its file, each time it is called.
     """
 

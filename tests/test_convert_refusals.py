@@ -38,6 +38,11 @@ def test_tensors_that_do_not_fit_are_all_named(tmp_path):
     _refused(folder, tmp_path, ValueError, "unexpected: model.layers.0.mlp.down_proj.bias")
     folder = write(tmp_path / "bias", hf_tensors("base"), **config)
     _refused(folder, tmp_path, ValueError, "missing: model.layers.0.self_attn.q_proj.bias")
+    tensors = hf_tensors("base")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64)
+    folder = write(tmp_path / "f64", tensors, **hf_config("base"))
+    said = "data type other than float32, float16, bfloat16: model.norm.weight is F64"
+    _refused(folder, tmp_path, ValueError, said)
 
 
 def test_buffers_are_skipped(tmp_path):
@@ -45,7 +50,7 @@ def test_buffers_are_skipped(tmp_path):
     zeros = np.zeros(4, np.float32)
     names = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     buffers = {f"model.layers.{i}.self_attn.{name}": zeros for name in names for i in range(2)}
-    buffers |= {"model.rotary_emb.inv_freq": zeros, "rope.freqs": zeros}
+    buffers |= {"model.rotary_emb.inv_freq": zeros.astype(np.float64), "rope.freqs": zeros}
     write(tmp_path / "buffers", hf_tensors("base") | buffers, **hf_config("base"))
     write_hf_folder("base", tmp_path / "plain")
     with_them, without = (load_checkpoint(tmp_path / name)[1] for name in ("buffers", "plain"))

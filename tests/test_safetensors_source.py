@@ -90,8 +90,15 @@ def test_files_without_a_whole_header(tmp_path, content):
 
 
 def test_other_types_are_named(tmp_path):
-    path = _write(tmp_path / "x.safetensors", {"a": _entry("F8_E4M3", [4], 0, 4)}, bytes(4))
+    path = _write(tmp_path / "x.safetensors", {"a": _entry("F4", [4], 0, 2)}, bytes(2))
+    with pytest.raises(NotImplementedError, match="'a' has data type 'F4'.*F32, F16, BF16"):
+        read_safetensors(path)
+    path = _write(tmp_path / "y.safetensors", {"a": _entry("F8_E4M3", [4], 0, 4)}, bytes(4))
+    tensor = read_safetensors(path)["a"]
     with pytest.raises(NotImplementedError, match="'a' has data type 'F8_E4M3'.*F32, F16, BF16"):
+        tensor.read()
+    path = _write(tmp_path / "z.safetensors", {"a": _entry("I64", [4], 0, 31)}, bytes(31))
+    with pytest.raises(ValueError, match=r"'a' of shape \[4\] in I64 cannot take 31 bytes"):
         read_safetensors(path)
 
 
