@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
+from typing import NoReturn
 
 from pagedjax.config import DTYPES
 from pagedjax.one_line import exit_status
@@ -49,5 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _end(signum: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)  # an exception, so that the half-written folder is removed
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

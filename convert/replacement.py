@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
     After any exception, an interrupt too, the new folder is gone and what was at `dst` is still
     there.
     """
+    dst = dst if dst.is_symlink() else dst.resolve()  # `.` cannot be renamed by that name
     made = _make_parents(dst)
     folder = _sibling(dst)
     try:
@@ -46,6 +48,8 @@ def _check_free(dst: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{dst} is a link; remove it, or name the folder it leads to")
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst} exists and is no folder; choose another name")
+    if os.path.ismount(dst):
+        raise FileExistsError(f"{dst} is a mount point; name a folder within it")
     if dst.exists() and not overwrite:
         raise FileExistsError(f"{dst} exists; choose another folder, or overwrite it")
 

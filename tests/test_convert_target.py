@@ -47,6 +47,25 @@ def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
     assert (names(tmp_path), (tmp_path / "file").read_text()) == (before, "keep")
 
 
+def test_a_mount_point_is_refused_before_any_work(tmp_path, monkeypatch):
+    """It cannot be renamed, and no folder can take its place."""
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(FileExistsError, match="disk is a mount point; name a folder within it"):
+        convert(tmp_path / "hf", tmp_path / "disk", overwrite=True, progress=False)
+    assert names(tmp_path / "disk") == []
+
+
+@pytest.mark.parametrize("dots", [".", "sub/.."])
+def test_the_working_folder_can_be_replaced(tmp_path, monkeypatch, dots):
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "out")
+    convert(tmp_path / "hf", dots, overwrite=True, progress=False)
+    assert checkpoint.is_converted(tmp_path / "out") and names(tmp_path) == ["hf", "out"]
+
+
 @pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
 def test_target_and_source_in_each_other(tmp_path, target):
     write_hf_folder("base", tmp_path / "hf")
@@ -165,8 +184,12 @@ runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
 """
 
 
-def test_interrupt_from_the_keyboard(tmp_path):
-    """A real signal while tensors are written: one line, nothing left."""
+@pytest.mark.parametrize(
+    "sent, status, said",
+    [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["keyboard", "terminate"],
+)
+def test_a_signal_while_tensors_are_written_leaves_nothing(tmp_path, sent, status, said):
     write_hf_folder("base", tmp_path / "hf")
     command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
     with subprocess.Popen(
@@ -175,9 +198,9 @@ def test_interrupt_from_the_keyboard(tmp_path):
         try:
             assert process.stdout.readline() == "waits\n"
             assert len(names(tmp_path)) == 2
-            process.send_signal(signal.SIGINT)
+            process.send_signal(sent)
             _, stderr = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
+    assert (process.returncode, stderr) == (status, said)
     assert names(tmp_path) == ["hf"]
