@@ -96,8 +96,8 @@ class Detokenizer:
             self._ids = self._ids[self._context_end :]
             end -= self._context_end
             self._context_end = end
-        elif end == len(self._ids):  # special tokens alone: they have no text to be a context
-            del self._ids[self._context_end :]
+        elif end == len(self._ids) and self._are_textless(self._ids[self._context_end :]):
+            del self._ids[self._context_end :]  # they have no text to be a context
         self.text += piece
         return piece
 
@@ -111,6 +111,10 @@ class Detokenizer:
         if whole.startswith(known):
             return whole[len(known) :]
         return self._decode(self._ids[self._context_end : end])
+
+    def _are_textless(self, ids: list[int]) -> bool:
+        """Whether these are special tokens alone; only one space that begins a text is dropped."""
+        return not self._decode(ids * 2)
 
     def _clean_cut(self, whole: str) -> int:
         """Where the held tokens may be cut although the text ends in a broken character.

@@ -159,6 +159,20 @@ def test_each_later_word_keeps_its_space():
     assert deltas([1, 2, 0, 0, 1], [0], tokenizer=tokenizer) == [" b", " c", " a", " a", " b"]
 
 
+@pytest.mark.parametrize("ids", [[2, 3, 4], [2, 2, 3], [2, 3], [2, 1, 1, 2, 3]])
+@pytest.mark.parametrize("size", [1, 2])
+def test_spaces_that_begin_the_output_are_dropped_as_by_one_decode(ids, size):
+    """After special tokens alone, the first space of a SentencePiece text is no text."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "\u2581": 2, "\u2581a": 3, "b": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    released = deltas(ids, [1], size=size, tokenizer=tokenizer)
+    assert "".join(released) == tokenizer.decode([1, *ids])
+
+
 @pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<257>b<256>")])
 def test_special_tokens_are_skipped_when_asked(skip, text):
     ids = [ord("a"), EOS, ord("b"), BOS]
