@@ -521,7 +521,7 @@ def test_warmup_compiles_everything_that_serving_needs() -> None:
 
 def test_no_program_copies_the_pool_or_a_weight() -> None:
     """The pool is updated in place: temporaries stay far below it, and outputs alias inputs."""
-    engine = make_engine(num_blocks=4096, max_num_seqs=4, max_num_batched_tokens=64)
+    engine = make_engine(num_blocks=4096, max_num_seqs=2, max_num_batched_tokens=16)
     engine.warmup()
     cache = engine._runner._state.cache
     pool_bytes = cache.k.nbytes + cache.v.nbytes

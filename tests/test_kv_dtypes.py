@@ -21,6 +21,8 @@ from tests.tiny_llama import finished, make_engine, tiny
 SEEDED = SamplingParams(temperature=1.0, seed=11, max_tokens=12, ignore_eos=True)
 STORED = {"int8": "int8", "fp8": "uint8"}
 KINDS = pytest.mark.parametrize("kind", STORED)
+# Of what scales share whatever they scale, one kind is quick and both are in `make test-all`.
+ONE_KIND = pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 
 
 def greedy(max_tokens: int, **options: Any) -> SamplingParams:
@@ -45,7 +47,7 @@ def solo(prompt: list[int], params: SamplingParams, kind: str) -> list[int]:
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-@KINDS
+@ONE_KIND
 def test_tokens_are_the_same_alone_and_in_a_batch(kind: str) -> None:
     engine = make_engine(kv_cache_dtype=kind)
     asked = {
@@ -57,7 +59,7 @@ def test_tokens_are_the_same_alone_and_in_a_batch(kind: str) -> None:
     assert finished(engine.run()) == {name: solo(*each, kind) for name, each in asked.items()}
 
 
-@KINDS
+@ONE_KIND
 def test_a_small_pool_and_small_chunks_change_speed_and_never_tokens(kind: str) -> None:
     prompts = {str(i): prompt_of(10 + 5 * i, i) for i in range(6)}
     engine = make_engine(
@@ -84,7 +86,7 @@ def test_a_prefix_hit_changes_no_token(kind: str) -> None:
     assert [each.outputs[0].token_ids for each in outputs] == [expected] * 2
 
 
-@KINDS
+@ONE_KIND
 def test_samples_that_share_a_block_copy_it_with_its_scales(kind: str) -> None:
     """Six tokens in blocks of 4: the second block is copied for all samples but one."""
     params = replace(SEEDED, n=4)
@@ -121,7 +123,7 @@ def test_logprobs_are_close_to_those_of_float32(kind: str, bound: float) -> None
     assert 0 < np.abs(found - exact).max() < bound
 
 
-@KINDS
+@ONE_KIND
 def test_logprobs_do_not_depend_on_the_chunks(kind: str) -> None:
     tokens = prompt_of(100)
     whole, parts = (

@@ -23,7 +23,18 @@ GOLDENS = Path(__file__).parent / "goldens"
 TOKENS = [int(token) for token in golden_tokens()]
 
 
-ATTENTION = pytest.mark.parametrize("attention", ["xla", "pallas_interpret"])
+SLOW = pytest.mark.slow
+# Where keys are written and read is all that attention has to do with: what a variant changes
+# elsewhere, the quick tests see without kernels.
+KERNELS = ("base", "head_dim", "all")
+EACH = pytest.mark.parametrize(
+    ("name", "attention"),
+    [(name, "xla") for name in VARIANTS]
+    + [
+        pytest.param(name, "pallas_interpret", marks=[] if name in KERNELS else SLOW)
+        for name in VARIANTS
+    ],
+)
 
 
 @cache
@@ -41,8 +52,7 @@ def whole_logits(name: str, attention: str) -> np.ndarray:  # [S, V]
     return np.asarray(logits_of(step_config, params, hidden))
 
 
-@ATTENTION
-@pytest.mark.parametrize("name", VARIANTS)
+@EACH
 def test_logits_equal_hugging_face(name: str, attention: str) -> None:
     golden = np.load(GOLDENS / "tiny_logits.npz")[name]
     difference = np.abs(whole_logits(name, attention) - golden)
@@ -50,8 +60,7 @@ def test_logits_equal_hugging_face(name: str, attention: str) -> None:
     assert difference.max() < 2e-4
 
 
-@ATTENTION
-@pytest.mark.parametrize("name", VARIANTS)
+@EACH
 def test_logits_equal_the_naive_float64_forward(name: str, attention: str) -> None:
     reference = numpy_llama.forward(hf_config(name), hf_tensors(name), TOKENS)
     assert np.abs(whole_logits(name, attention) - reference).max() < 2e-4
@@ -70,15 +79,20 @@ def test_rope_theta_is_found_wherever_it_stands(place: str) -> None:
     assert ModelConfig.from_hf(config) == tiny("theta")[0]
 
 
-LONG = pytest.mark.slow  # the smaller pools have it all, and preemption besides
+XLA = [("xla", in_flight, blocks, 4) for blocks in (64, 20) for in_flight in (0, 1)]
+INTERPRETED = ("pallas_interpret", 1, 10, 8)
 
 
-@pytest.mark.parametrize("name", ["base", "all"])
 @pytest.mark.parametrize(
-    ("attention", "steps_in_flight", "num_blocks", "block_size"),
-    [("xla", 0, 64, 4), ("xla", 1, 64, 4), ("xla", 0, 20, 4), ("xla", 1, 20, 4),
-     pytest.param("pallas_interpret", 1, 64, 8, marks=LONG), ("pallas_interpret", 1, 10, 8)],
-)  # fmt: skip
+    ("name", "attention", "steps_in_flight", "num_blocks", "block_size"),
+    [
+        *((name, *each) for name in ("base", "all") for each in XLA),
+        ("all", *INTERPRETED),
+        pytest.param("base", *INTERPRETED, marks=SLOW),
+        # The smaller pool has it all, and preemption besides.
+        *(pytest.param(name, "pallas_interpret", 1, 64, 8, marks=SLOW) for name in ("base", "all")),
+    ],
+)
 def test_greedy_ids_equal_hugging_face(
     name: str, attention: str, steps_in_flight: int, num_blocks: int, block_size: int
 ) -> None:

@@ -303,7 +303,9 @@ def mixed_rows(rows, vocab, seed=9):
     return drawn
 
 
-@pytest.mark.parametrize(("vocab", "rows"), [(700, 1), (4096, 2), (4096, 24)])
+@pytest.mark.parametrize(
+    ("vocab", "rows"), [(700, 1), pytest.param(4096, 2, marks=pytest.mark.slow), (4096, 24)]
+)
 def test_a_row_draws_alike_alone_permuted_and_in_any_row_bucket(vocab, rows):
     """With whoever needs other filters beside it, and as many rows as any bucket has."""
     drawn = mixed_rows(96, vocab)

@@ -289,13 +289,14 @@ def test_prompt_logprobs_survive_preemption_and_samples() -> None:
 def test_a_vocabulary_smaller_than_max_logprobs() -> None:
     config = dataclasses.replace(tiny("base")[0], vocab_size=11, eos_token_ids=())
     params = init_params(config, jax.random.key(0), "float32")
-    engine = Engine(config, params, EngineConfig(num_blocks=8, max_num_seqs=2))
+    options = EngineConfig(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=8)
+    engine = Engine(config, params, options)
     engine.add_request("a", [3, 4], SamplingParams(max_tokens=2, logprobs=11, prompt_logprobs=1))
     (found,) = engine.run()
     assert all(len(each) == 11 for each in found.outputs[0].logprobs)
 
 
-@pytest.mark.parametrize("vocab_size", [128, 130])
+@pytest.mark.parametrize("vocab_size", [pytest.param(128, marks=pytest.mark.slow), 130])
 def test_max_logprobs_beyond_the_vocabulary_reports_all_of_it(vocab_size: int) -> None:
     config = dataclasses.replace(tiny("base")[0], vocab_size=vocab_size, eos_token_ids=())
     params = init_params(config, jax.random.key(0), "float32")

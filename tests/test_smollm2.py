@@ -91,6 +91,7 @@ def test_chat_answers_and_stops(llm: LLM) -> None:
     assert streamed[-1].finished
 
 
+@pytest.mark.slow
 def test_streamed_text_equals_the_one_shot_decode(llm: LLM) -> None:
     params = SamplingParams(temperature=1.5, seed=7, max_tokens=48, ignore_eos=True)
     outputs = list(llm.stream("Emoji and 漢字 follow: 🌶 é 你", params))

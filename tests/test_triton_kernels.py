@@ -77,8 +77,15 @@ def rows_of(chosen, dtype="float32"):
     return q[chosen], *pools, tables[chosen], lens[chosen]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    ("window", "dtype"),
+    [
+        (None, "float32"),
+        (100, "bfloat16"),
+        pytest.param(100, "float32", marks=pytest.mark.slow),
+        pytest.param(None, "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_fixed_splits_make_a_row_independent_of_its_neighbours(dtype, window):
     """Bit for bit: in any place, among any others, whatever tiles a batch of that size gets."""
     options = {"scale": 0.125, "window": window, "fixed_split_tokens": FIXED}
