@@ -89,7 +89,7 @@ def test_neighbours_with_every_option_change_no_bit():
 
 def test_shapes_of_other_bits_are_left_out():
     explicit = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
-    engine = make(jnp.float32, explicit, max_num_batched_tokens=64)
+    engine = make(jnp.float32, explicit, max_num_seqs=4, max_num_batched_tokens=16)
     least = engine._runner.buckets.least_rows
     assert least == engine._runner.buckets.row_buckets[0]
     assert all(shape.decode_rows >= least for shape in engine._runner.buckets.shapes())

@@ -32,6 +32,7 @@ def test_functions_take_turns_and_the_first_block_is_not_counted():
     assert times["fast"]["median_ms"] < 10
 
 
+@pytest.mark.slow
 def test_every_sort_chooses_a_token_of_the_vocabulary():
     for name, (function, args) in sampling.sorts(2, 200).items():
         tokens = jax.tree.leaves(jax.jit(function).lower(*args).compile()(*args))[0]
