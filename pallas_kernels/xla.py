@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,15 +53,13 @@ def paged_decode(
     rows, heads, width = q.shape
     kv_heads = k_pool.shape[2]
     pages = _pages_per_group(k_pool)
-    attend: Callable[..., jax.Array] = partial(
-        _attend, k_pool=k_pool, v_pool=v_pool, layer=layer, pages=pages, scale=scale,
-        window=window, soft_cap=soft_cap, k_scales=k_scales, v_scales=v_scales,
-    )  # fmt: skip
-    out = _in_batches(
-        attend,
+    attend = partial(_attend, pages=pages, scale=scale, window=window, soft_cap=soft_cap)
+    out = _compiled_once(
+        partial(_in_batches, attend),
         q.reshape(rows, kv_heads, heads // kv_heads, width),
         _whole_groups(block_tables, k_pool, pages),
         context_lens,
+        _Keys(k_pool, v_pool, layer, k_scales, v_scales),
     )
     return out.reshape(q.shape).astype(q.dtype)
 
@@ -87,54 +85,32 @@ def paged_prefill(
     furthest query among them. Tiles are read and written one by one, where they lie, so what is
     done depends on the queries that there are and not on how many rows there is room for.
     """
-    tokens, heads, width = q.shape
-    kv_heads = k_pool.shape[2]
-    tile_rows, tile_starts, num_tiles = _tiles(query_starts, tokens)
+    tokens = q.shape[0]
     pages = _pages_per_group(k_pool)
-    tables = _whole_groups(block_tables, k_pool, pages)
+    attend = partial(_attend, pages=pages, scale=scale, window=window, soft_cap=soft_cap)
     # Room for the last tiles to reach past the last query.
     padded = jnp.pad(q, ((0, TILES_AT_ONCE * TILE_QUERIES), (0, 0), (0, 0)))
-    lanes = jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
-
-    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
-        first = index * TILES_AT_ONCE
-        rows = lax.dynamic_slice_in_dim(tile_rows, first, TILES_AT_ONCE)
-        starts = lax.dynamic_slice_in_dim(tile_starts, first, TILES_AT_ONCE)
-        queries, ends = starts[:, None] + lanes, query_starts[rows + 1][:, None]
-        positions = context_lens[rows][:, None] - (ends - queries)
-        positions = jnp.where(queries < ends, positions, -1)
-        part = _attend(
-            _heads_first([_tile(padded, start) for start in starts], kv_heads),
-            k_pool=k_pool, v_pool=v_pool, layer=layer, tables=tables[rows],
-            query_positions=positions,
-            context_lens=jnp.minimum(context_lens[rows], positions.max(axis=1) + 1),
-            pages=pages, scale=scale, window=window, soft_cap=soft_cap, k_scales=k_scales,
-            v_scales=v_scales,
-        )  # fmt: skip
-        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
-        for start, tile in zip(starts, _queries_first(part, heads), strict=True):
-            out = lax.dynamic_update_slice_in_dim(out, tile.astype(q.dtype), start, 0)
-        return out
-
-    batches = (num_tiles + TILES_AT_ONCE - 1) // TILES_AT_ONCE
-    out = lax.fori_loop(0, batches, one_batch, jnp.zeros(padded.shape, q.dtype))[:tokens]
+    tables = _whole_groups(block_tables, k_pool, pages)
+    out = _compiled_once(
+        partial(_in_tiles, attend),
+        padded,
+        _tiles(query_starts, context_lens, tables, tokens),
+        _Keys(k_pool, v_pool, layer, k_scales, v_scales),
+    )[:tokens]
     inside = jnp.arange(tokens) < query_starts[-1]
     return jnp.where(inside[:, None, None], out, 0)
 
 
 def write_kv(
-    pool: jax.Array,  # [L, N, K, T, D]
+    pool: jax.Array,  # [L, N, K, T, D], or scales without D
     layer: jax.Array,  # scalar
     blocks: jax.Array,  # [S]
     offsets: jax.Array,  # [S]
-    values: jax.Array,  # [S, K, D]
-) -> jax.Array:  # [L, N, K, T, D]
-    """Put the values at (layer, block, :, offset); blocks >= N are dropped.
-
-    Padding must be N or more and never -1: a negative index counts from the end, and would
-    overwrite the last block.
-    """
-    return pool.at[layer, blocks, :, offsets].set(values.astype(pool.dtype), mode="drop")
+    values: jax.Array,  # [S, K, D], or [S, K]
+) -> jax.Array:  # as pool
+    """Put the values at (layer, block, :, offset); blocks >= N are dropped."""
+    at = pool.at[layer, blocks, :, offsets]
+    return at.set(values.astype(pool.dtype), mode="drop", wrap_negative_indices=False)
 
 
 def write_quantised(
@@ -147,8 +123,39 @@ def write_quantised(
 ) -> tuple[jax.Array, jax.Array]:
     """`write_kv` of the values in the pool's one-byte format, and of their scales."""
     stored, new = quantise(values, str(format_of(pool)))
-    at = (layer, blocks, slice(None), offsets)
-    return pool.at[at].set(stored, mode="drop"), scales.at[at].set(new, mode="drop")
+    at = (layer, blocks, offsets)
+    return write_kv(pool, *at, stored), write_kv(scales, *at, new)
+
+
+class _Keys(NamedTuple):
+    """What a layer's queries read."""
+
+    k_pool: jax.Array  # [L, N, K, T, D]
+    v_pool: jax.Array  # [L, N, K, T, D]
+    layer: jax.Array  # scalar
+    k_scales: jax.Array | None  # [L, N, K, T]
+    v_scales: jax.Array | None  # [L, N, K, T]
+
+
+class _Tiles(NamedTuple):
+    """Queries of one row each that share a walk over its pages."""
+
+    starts: jax.Array  # [M], the first query
+    positions: jax.Array  # [M, TILE_QUERIES]; -1 of padding
+    context_lens: jax.Array  # [M], up to the last query
+    tables: jax.Array  # [M, P]
+    batches: jax.Array  # scalar: of TILES_AT_ONCE, in use
+
+
+def _compiled_once(op: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    """`op(*args)`, of which XLA on CPU compiles one copy for all layers.
+
+    It inlines calls before it does anything else, and then compiles every layer's own, unless a
+    call asks to be inlined late. Such a call copies whatever argument it writes, so the pools may
+    only be read in it.
+    """
+    once = jax.jit(op, inline=jax.Inline.XLA_LATE)
+    return lax.platform_dependent(*args, cpu=once, default=op)
 
 
 def _in_batches(
@@ -156,6 +163,7 @@ def _in_batches(
     q: jax.Array,  # [B, K, G, D]
     tables: jax.Array,  # [B, P]
     context_lens: jax.Array,  # [B]
+    keys: _Keys,
 ) -> jax.Array:  # [B, K, G, D] float32
     """`attend` for ROWS_AT_ONCE rows at a time, each batch up to its own longest context.
 
@@ -164,7 +172,7 @@ def _in_batches(
     rows = q.shape[0]
 
     def some(q: jax.Array, tables: jax.Array, lens: jax.Array) -> jax.Array:
-        return attend(q, tables=tables, query_positions=lens[:, None] - 1, context_lens=lens)
+        return attend(q, keys, tables, lens[:, None] - 1, lens)
 
     if rows <= ROWS_AT_ONCE:
         return some(q, tables, context_lens)
@@ -176,16 +184,41 @@ def _in_batches(
 
     def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
         first = index * ROWS_AT_ONCE
-        part = some(*(lax.dynamic_slice_in_dim(each, first, ROWS_AT_ONCE) for each in arrays))
-        return lax.dynamic_update_slice_in_dim(out, part, first, 0)
+        return _put(out, some(*(_slice(each, first, ROWS_AT_ONCE) for each in arrays)), first)
 
     out = jnp.zeros(arrays[0].shape, jnp.float32)
     return lax.fori_loop(0, batches, one_batch, out)[:rows]
 
 
+def _in_tiles(
+    attend: Callable[..., jax.Array],
+    padded: jax.Array,  # [S + TILES_AT_ONCE * TILE_QUERIES, H, D]
+    tiles: _Tiles,
+    keys: _Keys,
+) -> jax.Array:  # as padded, in its type
+    """`attend` for TILES_AT_ONCE tiles at a time."""
+    heads, kv_heads = padded.shape[1], keys.k_pool.shape[2]
+
+    def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * TILES_AT_ONCE
+        starts, positions, lens, tables = (
+            _slice(each, first, TILES_AT_ONCE) for each in tiles[:-1]
+        )
+        queries = _heads_first([_slice(padded, start, TILE_QUERIES) for start in starts], kv_heads)
+        part = _queries_first(attend(queries, keys, tables, positions, lens), heads)
+        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
+        for start, tile in zip(starts, part, strict=True):
+            out = _put(out, tile.astype(out.dtype), start)
+        return out
+
+    return lax.fori_loop(0, tiles.batches, one_batch, jnp.zeros_like(padded))
+
+
 def _attend(
     q: jax.Array,  # [B, K, M, D]
-    **keys: Any,
+    keys: _Keys,
+    *rows: jax.Array,
+    **options: Any,
 ) -> jax.Array:  # [B, K, M, D] float32
     """`_walk` with products of operands in the queries' type, on CPU in float32.
 
@@ -193,26 +226,27 @@ def _attend(
     then decode and prefill take 0.75 of the time. (Measured without AVX-512; whether products of
     prefill in 16 bits make up for it where the CPU has them is not known.)
     """
-    walk: Callable[[jax.Array], jax.Array] = partial(_walk, **keys)
-    return lax.platform_dependent(q, cpu=lambda q: walk(q.astype(jnp.float32)), default=walk)
+    walk: Callable[..., jax.Array] = partial(_walk, **options)
+
+    def in_float32(q: jax.Array, *others: Any) -> jax.Array:
+        return walk(q.astype(jnp.float32), *others)
+
+    return lax.platform_dependent(q, keys, *rows, cpu=in_float32, default=walk)
 
 
 def _walk(
     q: jax.Array,  # [B, K, M, D]
-    *,
-    k_pool: jax.Array,  # [L, N, K, T, D]
-    v_pool: jax.Array,  # [L, N, K, T, D]
-    layer: jax.Array,  # scalar
+    keys: _Keys,
     tables: jax.Array,  # [B, P], P a multiple of the pages per group
     query_positions: jax.Array,  # [B, M or M / G], below context_lens; -1 of padding
     context_lens: jax.Array,  # [B]; keys past it are never used, whatever they hold
+    *,
     pages: int,  # of a group
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    k_scales: jax.Array | None,  # [L, N, K, T]
-    v_scales: jax.Array | None,  # [L, N, K, T]
 ) -> jax.Array:  # [B, K, M, D] float32
+    k_pool, v_pool, layer, k_scales, v_scales = keys
     span = pages * k_pool.shape[3]
     heads_per_query = q.shape[2] // query_positions.shape[1]
     positions = jnp.repeat(query_positions, heads_per_query, axis=1)  # [B, M]
@@ -220,7 +254,7 @@ def _walk(
 
     def one_group(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, acc = carry
-        page_ids = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
+        page_ids = _slice(tables, index * pages, pages, axis=1)
         k = _numbers(_gather(k_pool, layer, page_ids), q.dtype)
         v = _gather(v_pool, layer, page_ids)
         found = None if v_scales is None else _gather_scales(v_scales, layer, page_ids)
@@ -243,13 +277,13 @@ def _walk(
         return new_best, total * shrink + weights.sum(axis=-1), acc
 
     def masks(index: jax.Array) -> tuple[jax.Array, jax.Array]:  # [B, span], [B, 1, M, span]
-        keys = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
-        known = keys < context_lens[:, None]
+        places = (index * span + jnp.arange(span, dtype=jnp.int32))[None]
+        known = places < context_lens[:, None]
         if oldest is not None:
-            known = known & (keys >= oldest[:, None])
-        seen = keys[None] <= positions[:, :, None]
+            known = known & (places >= oldest[:, None])
+        seen = places[None] <= positions[:, :, None]
         if window is not None:
-            seen = seen & (keys[None] > positions[:, :, None] - window)
+            seen = seen & (places[None] > positions[:, :, None] - window)
         return known, seen[:, None]
 
     carry: tuple[jax.Array, ...] = (
@@ -257,8 +291,8 @@ def _walk(
         jnp.zeros(q.shape[:-1], jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
-    groups = (context_lens.max() + span - 1) // span
-    first = jnp.int32(0) if oldest is None else oldest.min() // span
+    groups = _over(context_lens.max() + span - 1, span)
+    first = jnp.int32(0) if oldest is None else _over(oldest.min(), span)
     _, total, acc = lax.fori_loop(first, groups, one_group, carry)
     out = acc / jnp.where(total == 0, 1, total)[..., None]
     return jnp.where((context_lens > 0)[:, None, None, None], out, 0)
@@ -328,8 +362,13 @@ def _whole_groups(tables: jax.Array, pool: jax.Array, pages: int) -> jax.Array:
     return jnp.pad(tables, ((0, 0), (0, missing)), constant_values=pool.shape[1])
 
 
-def _tiles(query_starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and first query of every tile, and the number of tiles in use.
+def _tiles(
+    query_starts: jax.Array,  # [B + 1]
+    context_lens: jax.Array,  # [B]
+    tables: jax.Array,  # [B, P]
+    tokens: int,
+) -> _Tiles:
+    """Every row's queries, cut into tiles.
 
     There are enough tiles for any split of `tokens` queries over the rows, in whole batches; those
     past the number in use begin where all queries end, or later.
@@ -337,16 +376,22 @@ def _tiles(query_starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array, 
     rows = query_starts.shape[0] - 1
     most = min(tokens, tokens // TILE_QUERIES + rows)
     lengths = query_starts[1:] - query_starts[:-1]
-    ends = jnp.cumsum((lengths + TILE_QUERIES - 1) // TILE_QUERIES).astype(jnp.int32)
+    ends = jnp.cumsum(_over(lengths + TILE_QUERIES - 1, TILE_QUERIES))
     index = jnp.arange(most + -most % TILES_AT_ONCE, dtype=jnp.int32)
     row = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
     row = jnp.minimum(row, rows - 1)
-    first = jnp.where(row > 0, ends[row - 1], 0)
-    return row, query_starts[row] + (index - first) * TILE_QUERIES, ends[-1]
-
-
-def _tile(q: jax.Array, start: jax.Array) -> jax.Array:  # [TILE_QUERIES, H, D]
-    return lax.dynamic_slice_in_dim(q, start, TILE_QUERIES)
+    first = jnp.where(row > 0, _rows(ends, row - 1), 0)
+    starts = _rows(query_starts, row) + (index - first) * TILE_QUERIES
+    queries = starts[:, None] + jnp.arange(TILE_QUERIES, dtype=jnp.int32)[None]
+    row_ends, lens = _rows(query_starts, row + 1)[:, None], _rows(context_lens, row)
+    positions = jnp.where(queries < row_ends, lens[:, None] - (row_ends - queries), -1)
+    return _Tiles(
+        starts,
+        positions,
+        jnp.minimum(lens, positions.max(axis=1) + 1),
+        _rows(tables, row),
+        _over(ends[-1] + TILES_AT_ONCE - 1, TILES_AT_ONCE),
+    )
 
 
 def _heads_first(tiles: Sequence[jax.Array], kv_heads: int) -> jax.Array:  # [B, K, M, D]
@@ -362,3 +407,23 @@ def _queries_first(tiles: jax.Array, heads: int) -> jax.Array:  # [B, queries, H
     count, kv_heads, _, width = tiles.shape
     grouped = tiles.reshape(count, kv_heads, -1, heads // kv_heads, width)
     return grouped.transpose(0, 2, 1, 3, 4).reshape(count, -1, heads, width)
+
+
+# The indices here are never negative, and saying so saves XLA the code for those that are: a step
+# has it in every layer.
+
+
+def _rows(x: jax.Array, indices: jax.Array) -> jax.Array:
+    return jnp.take(x, indices, axis=0, mode="clip")
+
+
+def _slice(x: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
+    return lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
+
+
+def _put(x: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(x, rows, start, 0, allow_negative_indices=False)
+
+
+def _over(x: jax.Array, divisor: int) -> jax.Array:
+    return lax.div(x.astype(jnp.uint32), jnp.uint32(divisor)).astype(jnp.int32)

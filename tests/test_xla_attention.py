@@ -225,7 +225,7 @@ def test_writes_agree_with_the_reference(blocks, offsets):
 
 def test_padding_changes_nothing():
     """B59, without the reference's word for it."""
-    assert (written(jax.jit(xla.write_kv), [5, 5], [0, 3]) == -7).all()
+    assert (written(jax.jit(xla.write_kv), [5, 5, -1], [0, 3, 2]) == -7).all()
 
 
 def test_a_write_is_rounded_to_the_pools_dtype():
@@ -285,3 +285,27 @@ def test_no_axis_of_a_large_pool_is_longer_than_int32_counts(op):
     function, arguments = large(op)
     shapes = list(shapes_in(jax.make_jaxpr(function)(*arguments).jaxpr))
     assert POOL in shapes and max(max(shape, default=0) for shape in shapes) < 2**31
+
+
+# -- what XLA makes of many layers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["decode", "prefill"])
+def test_layers_call_one_copy_of_an_op_and_copy_no_pool(op):
+    pool, q = shaped((3, 1024, 2, 16, 64), "float32"), shaped((4, 6, 64), "float32")
+    rows = (shaped((4, 8)), shaped((4,)))
+    if op == "prefill":
+        rows += (shaped((5,)),)
+
+    def layers(q, k_pool, v_pool, *rows):
+        at = jnp.arange(4, dtype=jnp.int32)
+        for layer in range(3):
+            k_pool = xla.write_kv(k_pool, jnp.int32(layer), at, at, q[:, :2])
+            function = xla.paged_decode if op == "decode" else xla.paged_prefill
+            q = function(q, k_pool, v_pool, jnp.int32(layer), *rows, scale=0.1)
+        return q, k_pool
+
+    compiled = jax.jit(layers, donate_argnums=1).lower(q, pool, pool, *rows).compile()
+    # Inlined at once, each layer's would be compiled for itself, and nothing would be called.
+    assert len(re.findall(r" call\(.*inlineable=\"xla_late\"", compiled.as_text())) == 3
+    assert compiled.memory_analysis().temp_size_in_bytes < np.prod(pool.shape) * 4

@@ -144,8 +144,9 @@ def forward(
     and lowered once. The residual stream is float32.
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
-    # Without the barrier XLA on CPU takes the sines and cosines of every layer anew.
-    rotation = lax.optimization_barrier(rope_tables(positions, frequencies))
+    # Without the barrier XLA on CPU takes the sines and cosines of every layer anew, and works out
+    # anew where its tokens go.
+    rotation, inputs = lax.optimization_barrier((rope_tables(positions, frequencies), inputs))
     layer = jax.jit(partial(_layer, config, ops))
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)
