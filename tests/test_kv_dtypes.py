@@ -21,7 +21,7 @@ from tests.tiny_llama import finished, make_engine, tiny
 SEEDED = SamplingParams(temperature=1.0, seed=11, max_tokens=12, ignore_eos=True)
 STORED = {"int8": "int8", "fp8": "uint8"}
 KINDS = pytest.mark.parametrize("kind", STORED)
-# Of what scales share whatever they scale, one kind is quick and both are in `make test-all`.
+# Where the kinds differ in nothing but the element: one is quick, both are in `make test-all`.
 ONE_KIND = pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 
 
