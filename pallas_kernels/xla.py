@@ -217,7 +217,7 @@ def _in_tiles(
 def _attend(
     q: jax.Array,  # [B, K, M, D]
     keys: _Keys,
-    *rows: jax.Array,
+    *rows: jax.Array,  # tables, query_positions, context_lens
     **options: Any,
 ) -> jax.Array:  # [B, K, M, D] float32
     """`_walk` with products of operands in the queries' type, on CPU in float32.
@@ -409,8 +409,8 @@ def _queries_first(tiles: jax.Array, heads: int) -> jax.Array:  # [B, queries, H
     return grouped.transpose(0, 2, 1, 3, 4).reshape(count, -1, heads, width)
 
 
-# The indices here are never negative, and saying so saves XLA the code for those that are: a step
-# has it in every layer.
+# Indices and numbers here are not negative, or what comes of them is not used. Saying so saves XLA
+# the code for those that are, which a step would have in every layer.
 
 
 def _rows(x: jax.Array, indices: jax.Array) -> jax.Array:
