@@ -26,7 +26,7 @@ TOKENS = [int(token) for token in golden_tokens()]
 SLOW = pytest.mark.slow
 # Where keys are written and read is all that attention has to do with: what a variant changes
 # elsewhere, the quick tests see without kernels.
-KERNELS = ("base", "head_dim", "all")
+KERNELS = ("head_dim", "all")
 EACH = pytest.mark.parametrize(
     ("name", "attention"),
     [(name, "xla") for name in VARIANTS]
