@@ -108,7 +108,7 @@ def write_kv(
     offsets: jax.Array,  # [S]
     values: jax.Array,  # [S, K, D], or [S, K]
 ) -> jax.Array:  # as pool
-    """Put the values at (layer, block, :, offset); blocks >= N are dropped."""
+    """Put the values at (layer, block, :, offset); blocks outside of 0 ... N - 1 are dropped."""
     at = pool.at[layer, blocks, :, offsets]
     return at.set(values.astype(pool.dtype), mode="drop", wrap_negative_indices=False)
 
