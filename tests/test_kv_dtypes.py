@@ -74,7 +74,7 @@ def test_a_small_pool_and_small_chunks_change_speed_and_never_tokens(kind: str) 
     }
 
 
-@KINDS
+@ONE_KIND
 def test_a_prefix_hit_changes_no_token(kind: str) -> None:
     engine = make_engine(kv_cache_dtype=kind)
     outputs = []
@@ -100,7 +100,7 @@ def test_samples_that_share_a_block_copy_it_with_its_scales(kind: str) -> None:
     assert any(key[0] == "copy" for key in engine._runner._programs._compiled)
 
 
-@KINDS
+@ONE_KIND
 def test_a_fork_goes_on_as_its_parent_does(kind: str) -> None:
     engine = make_engine(kv_cache_dtype=kind, block_size=4)
     engine.add_request("parent", prompt_of(6), SEEDED)
