@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.attention_paths import Prepared, ours
-from bench.attention_problem import Problem
-from bench.attention_shapes import DTYPES, MODELS, Case, Heads, decode
-from bench.attention_trial import one_line
-from bench.roofline import H200_BYTES_PER_SECOND, QUERY, pool_dtype, work
+from bench.attention.paths import Prepared, ours
+from bench.attention.problem import Problem
+from bench.attention.roofline import H200_BYTES_PER_SECOND, QUERY, pool_dtype, work
+from bench.attention.shapes import DTYPES, MODELS, Case, Heads, decode
+from bench.attention.trial import one_line
 from pallas_kernels import aot, triton_decode, triton_prefill
 from pallas_kernels.formats import SCALE_DTYPE
 

@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import header, random_model
+from bench.report import header
+from bench.serving import random_model
 from pagedjax import Engine, EngineConfig, SamplingParams
-from pagedjax.one_line import exit_status
+from pagedjax.checks.one_line import exit_status
 
 SETTLED = 2  # steps left out at each end of the decoding: a step is in flight beside the one read
 

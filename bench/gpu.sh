@@ -83,7 +83,7 @@ fi
 attention=("$PYTHON" -m bench.attention --repeats 5)
 engine=("$PYTHON" -m bench.engine_random --json "$OUT/engine.json")
 tests=("$PYTHON" -m pytest -q -m gpu -W default -p no:cacheprovider)
-tests+=("--junitxml=$OUT/tests.xml" tests/test_gpu_kernels.py)
+tests+=("--junitxml=$OUT/tests.xml" tests/kernels/test_gpu_kernels.py)
 
 if [ "$DRY" = 1 ]; then
   tiny=(--shapes smollm2-135m --batches 2 --contexts 32 --chunk 16 --repeats 1 --no-facts)

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from bench import command_line, header
-from bench.report import right_aligned
+from bench.report import command_line, header
+from bench.report.report import right_aligned
 from pagedjax import LLM, ModelConfig, load_checkpoint
-from pagedjax.kv_cache import block_bytes
-from pagedjax.one_line import exit_status
-from pagedjax.params import Params
-from pagedjax.text import encode
+from pagedjax.checks.one_line import exit_status
+from pagedjax.layers.kv_cache import block_bytes
+from pagedjax.text.encode import encode
+from pagedjax.weights.params import Params
 
 EXACT = "float32"
 MEASURED = ("bfloat16", "int8", "fp8")

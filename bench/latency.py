@@ -24,22 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import (
-    cold_start,
-    command_line,
-    header,
-    latency_report,
-    open_loop,
-    peer_script,
-    turns,
-)  # fmt: skip
-from bench.arrivals import poisson
-from bench.latency_report import IDLE, Condition
-from bench.own_engine import BLOCK_SIZE, Options, OwnEngine
-from bench.peer import Peer
-from bench.served import Served
-from bench.workload import Workload
-from pagedjax.one_line import exit_status
+from bench.peers import peer_script
+from bench.peers.peer import Peer
+from bench.report import command_line, header
+from bench.serving import cold_start, latency_report, open_loop, turns
+from bench.serving.arrivals import poisson
+from bench.serving.latency_report import IDLE, Condition
+from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine
+from bench.serving.served import Served
+from bench.serving.workload import Workload
+from pagedjax.checks.one_line import exit_status
 
 OURS = "pagedjax"
 # Options that fresh processes have no use for, beside where requests arrive and what is drawn.

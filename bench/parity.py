@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from bench import command_line, header, peer_script
-from bench.own_engine import BLOCK_SIZE, blocks_without_preemption
-from bench.workload import END_ID, LONGEST, Workload, make_workload
+from bench.peers import peer_script
+from bench.report import command_line, header
+from bench.serving.own_engine import BLOCK_SIZE, blocks_without_preemption
+from bench.serving.workload import END_ID, LONGEST, Workload, make_workload
 from pagedjax import LLM, ModelConfig, SamplingParams, load_checkpoint
-from pagedjax.one_line import exit_status
-from pagedjax.params import Params
+from pagedjax.checks.one_line import exit_status
+from pagedjax.weights.params import Params
 
 DTYPES = ("float32", "bfloat16")
 COLUMNS = ("dtype", "pair", "mean", "p50", "p99", "max")

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import command_line, header
+from bench.report import command_line, header
 from pagedjax import LLM, SamplingParams
-from pagedjax.one_line import exit_status
+from pagedjax.checks.one_line import exit_status
 
 PROMPT_TOKENS = 1040
 

@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import header
+from bench.report import header
 from pagedjax import Engine, EngineConfig, SamplingParams, load_checkpoint
-from pagedjax.logprobs import token_logprobs
-from pagedjax.one_line import exit_status
-from pagedjax.penalties import Adjustments, Tables, adjust
-from pagedjax.sampler import SamplingArrays, greedy, sample
+from pagedjax.checks.one_line import exit_status
+from pagedjax.sample.logprobs import token_logprobs
+from pagedjax.sample.penalties import Adjustments, Tables, adjust
+from pagedjax.sample.sampler import SamplingArrays, greedy, sample
 
 BLOCKS = 5
 HISTORY = 1024  # tokens that penalties look through

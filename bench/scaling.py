@@ -20,11 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import command_line, header, line_chart, scaling_report, turns
-from bench.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
-from bench.schedule_timer import ScheduleTimer, by_waiting
-from bench.workload import Workload, make_even_workload
-from pagedjax.one_line import exit_status
+from bench.report import command_line, header, line_chart
+from bench.serving import scaling_report, turns
+from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
+from bench.serving.schedule_timer import ScheduleTimer, by_waiting
+from bench.serving.workload import Workload, make_even_workload
+from pagedjax.checks.one_line import exit_status
 
 # The rates of a sweep. While requests wait, no time is one of decoding alone.
 RATES = {

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import header
-from pagedjax.batch import Buckets, Packer
-from pagedjax.blocks import BlockPool
-from pagedjax.one_line import exit_status
-from pagedjax.request import Request
+from bench.report import header
+from pagedjax.checks.one_line import exit_status
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.scheduler import Scheduler
+from pagedjax.schedule.blocks import BlockPool
+from pagedjax.schedule.request import Request
+from pagedjax.schedule.scheduler import Scheduler
+from pagedjax.step.batch import Buckets, Packer
 
 PROMPT_TOKENS, BLOCK_SIZE = 100, 16
 MAX_LEN = PROMPT_TOKENS + 1000

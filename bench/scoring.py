@@ -2,8 +2,8 @@
 
     python -m bench.scoring --model FILE.gguf [--peer PEER/bin/python] [--json FILE]
 
-The lists are the prompts of `bench.workload`, in float32. The peer pads them to the longest and
-computes the padding too. "At equal padding" our lists are extended to the longest with further
+The lists are the prompts of `bench.serving.workload`, in float32. The peer pads them to the longest
+and computes the padding too. "At equal padding" our lists are extended to the longest with further
 tokens, so that both compute as many; "as they are" ours are scored without any padding. Lists that
 begin alike share the work: 8 prompts with 8 completions each are scored with and without prefix
 caching.
@@ -27,14 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from bench import command_line, header, peer_script, report, turns
-from bench.own_engine import BLOCK_SIZE
-from bench.trial import Trial
-from bench.workload import END_ID, FIRST_ID, LONGEST, SEED, make_workload
+from bench.peers import peer_script
+from bench.report import command_line, header, report
+from bench.serving import turns
+from bench.serving.own_engine import BLOCK_SIZE
+from bench.serving.trial import Trial
+from bench.serving.workload import END_ID, FIRST_ID, LONGEST, SEED, make_workload
 from pagedjax import LLM, ModelConfig, load_checkpoint
-from pagedjax.blocks import with_watermark
-from pagedjax.one_line import exit_status
-from pagedjax.params import Params
+from pagedjax.checks.one_line import exit_status
+from pagedjax.schedule.blocks import with_watermark
+from pagedjax.weights.params import Params
 
 DTYPE = "float32"
 GROUPS, COMPLETIONS = 8, 8  # prompts that are shared, and lists that begin with each

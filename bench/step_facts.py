@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import header
-from bench.llama_step import MODEL, NUM_BLOCKS, step
-from bench.report import right_aligned
-from pagedjax.batch import Buckets
-from pagedjax.kv_cache import block_bytes
+from bench.report import header
+from bench.report.report import right_aligned
+from bench.serving.llama_step import MODEL, NUM_BLOCKS, step
+from pagedjax.checks.one_line import exit_status
+from pagedjax.layers.kv_cache import block_bytes
 from pagedjax.models import llama
-from pagedjax.one_line import exit_status
+from pagedjax.step.batch import Buckets
 from pallas_kernels import aot
 
 ROOT = Path(__file__).parents[1]

@@ -22,12 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import bar_chart, command_line, header, peer_script, report, trial, turns
-from bench.own_engine import BLOCK_SIZE, Options, OwnEngine
-from bench.peer import OFFLINE, Peer
-from bench.trial import Trial
-from bench.workload import Workload
-from pagedjax.one_line import exit_status
+from bench.peers import peer_script
+from bench.peers.peer import OFFLINE, Peer
+from bench.report import bar_chart, command_line, header, report
+from bench.serving import trial, turns
+from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine
+from bench.serving.trial import Trial
+from bench.serving.workload import Workload
+from pagedjax.checks.one_line import exit_status
 
 SINGLE_TOKENS = 128
 ALONE = ", one request alone"

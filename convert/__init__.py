@@ -1,4 +1,7 @@
-"""Checkpoints in, params out: `convert` writes a folder, `load_checkpoint` reads any kind."""
+"""Checkpoints in, params out: `convert` writes a folder, `load_checkpoint` reads any kind.
+
+Imports `models`, `weights` and below, and its own files relatively.
+"""
 
 from .converter import convert, load_checkpoint
 

@@ -11,8 +11,8 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
+from pagedjax.checks.one_line import exit_status
 from pagedjax.config import DTYPES
-from pagedjax.one_line import exit_status
 
 from .converter import convert
 

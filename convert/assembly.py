@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from pagedjax.params import ParamRule
+from pagedjax.weights.params import ParamRule
 
 from .source import TensorRef
 

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pagedjax import checkpoint, models
-from pagedjax.config import ModelConfig, check_dtype
-from pagedjax.mesh import make_mesh, sharding
-from pagedjax.params import ParamRule, Params, build_tree
+from pagedjax import models
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.config import check_dtype
+from pagedjax.devices.mesh import make_mesh, sharding
+from pagedjax.weights import checkpoint
+from pagedjax.weights.params import ParamRule, Params, build_tree
 
 from .assembly import cast
 from .opener import local_path, open_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pagedjax.checkpoint import is_converted
+from pagedjax.weights.checkpoint import is_converted
 
 from .source import Source
 

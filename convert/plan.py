@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pagedjax import models
-from pagedjax.config import ModelConfig, check_dtype
-from pagedjax.params import ParamRule
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.config import check_dtype
+from pagedjax.weights.params import ParamRule
 
 from .assembly import Binding, bind, num_bytes, read_bound
 from .source import Source, TensorRef

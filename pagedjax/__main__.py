@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pagedjax.checks.one_line import exit_status
 from pagedjax.config import DTYPES
 from pagedjax.llm import LLM
-from pagedjax.one_line import exit_status
-from pagedjax.request import RequestOutput
+from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
 

@@ -13,19 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from pagedjax.blocks import BlockPool
-from pagedjax.config import EngineConfig, ModelConfig
-from pagedjax.intake import Intake, Prompt, check_fork, check_rollback
-from pagedjax.mailbox import Mailbox, joined
-from pagedjax.params import Params, check_replacement
-from pagedjax.plan import Plan
-from pagedjax.request import Request, RequestOutput
-from pagedjax.runner import InFlight, Runner
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.config import EngineConfig
+from pagedjax.intake.intake import Intake, Prompt, check_fork, check_rollback
+from pagedjax.outputs import CompileReport, EngineStats, RequestOutput
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.scheduler import Scheduler
-from pagedjax.scores import ScoredArrays, Scores, score_arrays
-from pagedjax.stats import CompileReport, EngineStats, Tally
-from pagedjax.transcript import Transcript
+from pagedjax.schedule.blocks import BlockPool
+from pagedjax.schedule.plan import Plan
+from pagedjax.schedule.request import Request
+from pagedjax.schedule.scheduler import Scheduler
+from pagedjax.schedule.tally import Tally
+from pagedjax.step.in_flight import InFlight
+from pagedjax.step.runner import Runner
+from pagedjax.step.scores import ScoredArrays, Scores, score_arrays
+from pagedjax.text.mailbox import Mailbox, joined
+from pagedjax.text.transcript import Transcript
+from pagedjax.weights.params import Params, check_replacement
 
 TokenLists = Sequence[Sequence[int]]
 

@@ -11,18 +11,20 @@ from typing import Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from pagedjax import text
-from pagedjax.beam_search import BeamSearch, BeamSearchOutput
-from pagedjax.config import EngineConfig, ModelConfig
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.config import EngineConfig
 from pagedjax.convert import load_checkpoint
+from pagedjax.devices.mesh import make_mesh
 from pagedjax.engine import Engine
-from pagedjax.intake import Prompt
-from pagedjax.mesh import make_mesh
-from pagedjax.options import settle
-from pagedjax.params import Params
-from pagedjax.request import CompletionOutput, FinishReason, Request, RequestOutput
+from pagedjax.intake.intake import Prompt
+from pagedjax.outputs import CompletionOutput, FinishReason, RequestOutput
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.scores import ScoredArrays
+from pagedjax.schedule.request import Request
+from pagedjax.search.beam_search import BeamSearch, BeamSearchOutput
+from pagedjax.step.resolved_options import settle
+from pagedjax.step.scores import ScoredArrays
+from pagedjax.text.encode import encode_chat
+from pagedjax.weights.params import Params
 
 Messages = Sequence[dict[str, str]]
 OnError = Literal["raise", "return"]
@@ -131,7 +133,7 @@ class LLM:
         """Token ids of a conversation by the model's template, ready for the answer."""
         if self.engine.tokenizer is None:
             raise ValueError("chat needs a tokenizer, and the model has none")
-        return text.encode_chat(self.engine.tokenizer, messages)
+        return encode_chat(self.engine.tokenizer, messages)
 
     def _complete(
         self,

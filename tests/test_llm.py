@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax import LLM, RequestOutput, SamplingParams, checkpoint
+from pagedjax import LLM, RequestOutput, SamplingParams
 from pagedjax.convert import convert
-from tests.tiny_llama import GREEDY, finished, tiny
-from tests.tiny_models import write_hf_folder
+from pagedjax.weights import checkpoint
+from tests.support.tiny_llama import GREEDY, finished, tiny
+from tests.support.tiny_models import write_hf_folder
 
 PROMPTS = [[1, 2, 3], [9] * 40, [5, 6]]
 

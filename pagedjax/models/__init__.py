@@ -1,7 +1,7 @@
 """Model families, one module each, named by Hugging Face's `model_type`.
 
 A family module has `param_rules`, `forward`, `logits`, and the names that its tensors have in
-Hugging Face and GGUF files, so that a new family is one new file.
+Hugging Face and GGUF files, so that a new family is one new file. Imports `layers` and `weights`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import ModuleType
 import jax
 from jax.typing import DTypeLike
 
-from pagedjax.config import ModelConfig
-from pagedjax.params import Params, init_leaves
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.weights.params import Params, init_leaves
 
 
 def supported() -> list[str]:

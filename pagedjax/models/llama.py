@@ -20,12 +20,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from pagedjax.attention import AttentionInputs
-from pagedjax.config import ModelConfig
-from pagedjax.kv_cache import KVCache
-from pagedjax.layer_ops import LayerOps
-from pagedjax.layers import rms_norm, rope_frequencies, rope_tables, swiglu
-from pagedjax.params import ParamRule, Params
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.layers.attention import AttentionInputs
+from pagedjax.layers.elementwise import rms_norm, swiglu
+from pagedjax.layers.kv_cache import KVCache
+from pagedjax.layers.ops import LayerOps
+from pagedjax.layers.rope import rope_frequencies, rope_tables
+from pagedjax.weights.params import ParamRule, Params
 
 # Buffers that some checkpoints carry and that are recomputed from the config.
 SKIPPED_SOURCES = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rope\.freqs)$")

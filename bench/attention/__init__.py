@@ -1,0 +1,1 @@
+"""Attention: time, bytes and bandwidth, ours beside others."""

@@ -1,0 +1,121 @@
+"""Attention that JAX itself brings, made to fit: its paged Triton kernel, and cuDNN on dense keys.
+
+Both read other layouts than our pools; the copies are made before the clock runs, one a layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.attention.problem import Problem
+from pallas_kernels.formats import format_of
+
+MOST_SPLITS, MOST_PAGES = 16, 8  # the defaults of JAX's kernel
+
+
+def paged_attention() -> Callable[..., jax.Array]:
+    """JAX's kernel. Raises NotImplementedError where this version has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from jax.experimental.pallas.ops.gpu import paged_attention as module
+    except ImportError as error:
+        raise NotImplementedError(
+            f"jax {jax.__version__} has no paged_attention ({error})"
+        ) from None
+    return module.paged_attention
+
+
+def paged_decode(
+    problem: Problem, interpret: bool
+) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
+    """A function (q, operands) -> [B, H, D], and operands of each layer."""
+    attend = paged_attention()
+    pages = problem.tables.shape[1]
+    splits, at_once = split_pages(pages)
+
+    def run(q: jax.Array, operands: dict[str, Any]) -> jax.Array:
+        # The kernel does not scale; scores in bfloat16's precision of q, as with any caller of it.
+        scaled = (q.astype(jnp.float32) * problem.scale).astype(q.dtype)
+        return attend(
+            scaled, k_splits=splits, pages_per_compute_block=at_once, interpret=interpret,
+            block_tables=problem.tables, lengths=problem.context_lens, **operands,
+        )  # fmt: skip
+
+    layers = []
+    for layer in range(problem.layers):
+        operands = {
+            "k_pages": _by_head(problem.k_pool[layer]), "v_pages": _by_head(problem.v_pool[layer]),
+        }  # fmt: skip
+        if problem.k_scales is not None and problem.v_scales is not None:
+            operands["k_scales_pages"] = problem.k_scales[layer].swapaxes(0, 1)
+            operands["v_scales_pages"] = problem.v_scales[layer].swapaxes(0, 1)
+        layers.append(operands)
+    return run, layers
+
+
+def split_pages(pages: int) -> tuple[int, int]:
+    """Splits of a row's pages, and pages of one step: the largest powers of two that divide.
+
+    The kernel wants the table's width to be a multiple of their product; Triton wants the step
+    to be a power of two.
+    """
+    splits = min(MOST_SPLITS, pages & -pages)
+    each = pages // splits
+    return splits, min(MOST_PAGES, each & -each)
+
+
+def _by_head(pool: jax.Array) -> jax.Array:
+    """[N, K, T, D] as [K, N, T, D], bits of fp8 as floats."""
+    if format_of(pool) == "fp8":
+        pool = jax.lax.bitcast_convert_type(pool, jnp.float8_e4m3fn)
+    return pool.swapaxes(0, 1)
+
+
+def dense(
+    problem: Problem, implementation: str
+) -> tuple[Callable[..., jax.Array], list[tuple[jax.Array, jax.Array]]]:
+    """`jax.nn.dot_product_attention` on a dense copy: a function as above, and its operands.
+
+    implementation: "cudnn", or "xla" where there is no GPU to check this adapter on.
+    Raises NotImplementedError for what the public function cannot express.
+    """
+    case = problem.case
+    if problem.k_scales is not None:
+        raise NotImplementedError("dense attention has no keys of one byte with scales")
+    causal = case.kind == "prefill"
+    if causal and not case.starts_empty:
+        raise NotImplementedError(
+            "its causal mask begins at the first key: no queries after a context"
+        )
+    rows, most = case.rows, max(case.queries)
+    lengths = {}
+    if not case.is_uniform or max(case.contexts) != problem.tables.shape[1] * problem.size:
+        lengths = {"key_value_seq_lengths": problem.context_lens}
+        if causal:
+            lengths["query_seq_lengths"] = problem.context_lens
+    starts = np.asarray(problem.query_starts)[:-1, None]
+    lanes = np.arange(most)[None]
+    inside = lanes < np.array(case.queries)[:, None]
+    index = np.where(inside, starts + lanes, 0)
+    back = np.flatnonzero(inside)  # of the padded queries, those that are real
+    ragged = len(back) != index.size
+    attend = partial(
+        jax.nn.dot_product_attention, scale=problem.scale, is_causal=causal,
+        implementation=implementation, **lengths,
+    )  # fmt: skip
+
+    def run(q: jax.Array, operands: tuple[jax.Array, jax.Array]) -> jax.Array:
+        padded = q[index] if ragged else q.reshape(rows, most, *q.shape[1:])
+        out = attend(padded, *operands).reshape(rows * most, *q.shape[1:])
+        return out[back] if ragged else out
+
+    every = np.arange(rows)
+    return run, [problem.numbers(layer, every) for layer in range(problem.layers)]

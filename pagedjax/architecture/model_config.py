@@ -1,0 +1,99 @@
+"""The shape of one model: frozen, hashable, validated when made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagedjax.architecture.hf_fields import eos_ids, refuse_other_mathematics, required, value_or
+from pagedjax.architecture.rope_scaling import RopeScaling
+from pagedjax.checks.values import (
+    positive,
+    positive_int,
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of one LLaMA-architecture model. Names follow Hugging Face, counts are `num_*`.
+
+    Letters in the shapes of the whole project: L = num_layers, E = hidden_size, H = num_heads,
+    K = num_kv_heads, G = H / K, D = head_dim, F = intermediate_size, V = vocab_size.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    model_type: str = "llama"
+    rms_norm_eps: float = 1e-6
+    rope: RopeScaling = RopeScaling()
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    initializer_range: float = 0.02
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+            "num_kv_heads", "head_dim", "max_position_embeddings",
+        ):  # fmt: skip
+            positive_int(name, getattr(self, name))
+        positive("rms_norm_eps", self.rms_norm_eps)
+        object.__setattr__(self, "eos_token_ids", eos_ids(self.eos_token_ids, self.vocab_size))
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
+
+    @property
+    def group_size(self) -> int:
+        """G, the query heads that share one kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """Make a ModelConfig from a Hugging Face `config.json` as a dict.
+
+        `eos_token_id` of `generation_config` wins over the one of `config`, as in Hugging Face.
+        Raises ValueError for a missing or impossible value and NotImplementedError for an
+        architecture choice that would change the mathematics.
+        """
+        refuse_other_mathematics(config)
+        heads = positive_int("num_heads", required(config, "num_attention_heads"))
+        hidden = positive_int("hidden_size", required(config, "hidden_size"))
+        eos = (generation_config or {}).get("eos_token_id")
+        return cls(
+            model_type=config.get("model_type") or "llama",
+            vocab_size=required(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=required(config, "intermediate_size"),
+            num_layers=required(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=value_or(config.get("num_key_value_heads"), heads),
+            head_dim=value_or(config.get("head_dim"), hidden // heads),
+            rms_norm_eps=value_or(config.get("rms_norm_eps"), cls.rms_norm_eps),
+            rope=RopeScaling.from_hf(config),
+            max_position_embeddings=value_or(
+                config.get("max_position_embeddings"), cls.max_position_embeddings
+            ),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings") or False),
+            attention_bias=bool(config.get("attention_bias") or False),
+            mlp_bias=bool(config.get("mlp_bias") or False),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=config.get("eos_token_id") if eos is None else eos,  # type: ignore[arg-type]
+            initializer_range=value_or(config.get("initializer_range"), cls.initializer_range),
+            dtype=config.get("dtype") or config.get("torch_dtype"),
+        )

@@ -1,0 +1,4 @@
+"""The devices an engine runs on: its mesh, and facts about the CPU.
+
+Imports jax.
+"""

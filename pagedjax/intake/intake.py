@@ -1,0 +1,226 @@
+"""From a prompt to a checked Request: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.checks.values import check_seed, is_int, plain_list, plain_number
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.schedule.blocks import BlockPool
+from pagedjax.schedule.request import Request, Status
+from pagedjax.schedule.token_edits import TokenEdits
+from pagedjax.text.encode import encode, encode_word
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The limits that requests of one engine must respect."""
+
+    model: ModelConfig
+    max_model_len: int
+    blocks: BlockPool
+    seed: int
+    tokenizer: Any = None
+    max_logprobs: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        """A Request that can be served, to be admitted before it is queued.
+
+        ValueError with the value and the remedy otherwise.
+        """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params={params!r} must be a SamplingParams")
+        ids = self._token_ids(prompt)
+        if len(ids) >= self.max_model_len:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, which leaves no room for output in "
+                f"max_model_len={self.max_model_len}; shorten it or raise max_model_len"
+            )
+        self._check_fits(len(ids))
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(f"stop={params.stop!r} is looked for in text; there is no tokenizer")
+        stop_ids = frozenset(params.stop_token_ids or ())
+        self._check_ids(sorted(stop_ids), "stop_token_ids")
+        self._check_logprobs(params)
+        self._check_extra(params)
+        eos_ids = frozenset(() if params.ignore_eos else self.model.eos_token_ids)
+        pool_tokens = self.blocks.num_blocks * self.blocks.block_size
+        first = Request(
+            id=request_id,
+            tokens=ids,
+            num_prompt=len(ids),
+            params=params,
+            # A pool filled by one request alone still yields one more token, which needs no slot.
+            max_len=min(len(ids) + params.max_tokens, self.max_model_len, pool_tokens + 1),
+            stop_ids=stop_ids,
+            eos_ids=eos_ids,
+            edits=self._edits(params, stop_ids | eos_ids),
+            num_prompt_logprobs=0 if params.prompt_logprobs is None else len(ids) - 1,
+            namespace=params.cache_salt,
+        )
+        first.siblings = [
+            first.copy(sample_index=i, status=Status.HELD, num_prompt_logprobs=0)
+            for i in range(1, params.n)
+        ]
+        return first
+
+    def _edits(self, params: SamplingParams, end_ids: frozenset[int]) -> TokenEdits:
+        """The ids that the request favours and forbids, checked against the vocabulary."""
+        bias = dict(params.logit_bias or {})
+        self._check_ids(sorted(bias), "logit_bias")
+        allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
+        self._check_ids(sorted(allowed or ()), "allowed_token_ids")
+        if allowed and params.min_tokens and allowed <= end_ids:
+            raise ValueError(
+                f"allowed_token_ids={sorted(allowed)} all end the output, which min_tokens="
+                f"{params.min_tokens} forbids at first"
+            )
+        return TokenEdits(bias, allowed, self._bad_words(params), end_ids, params.min_tokens)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as a tokenizer spells it at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return ()
+        if self.tokenizer is None:
+            raise ValueError(f"bad_words={params.bad_words!r} are text; there is no tokenizer")
+        spelled = (encode_word(self.tokenizer, word) for word in params.bad_words)
+        return tuple(dict.fromkeys(ids for word in spelled for ids in word))
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        most = min(self.max_logprobs, self.model.vocab_size)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > most:
+                raise ValueError(
+                    f"{name}={value} exceeds the {most} that the engine reports; raise its "
+                    "max_logprobs"
+                )
+
+    def _check_extra(self, params: SamplingParams) -> None:
+        """Names, shapes and dtypes of user arrays, against the engine's defaults."""
+        for name, value in (params.extra or {}).items():
+            if name not in self.extra:
+                raise ValueError(
+                    f"extra[{name!r}] is unknown; the engine's extra has {sorted(self.extra)}"
+                )
+            default, given = np.asarray(self.extra[name]), np.asarray(value)
+            if (given.shape, given.dtype) != (default.shape, default.dtype):
+                raise ValueError(
+                    f"extra[{name!r}] is {given.dtype}{list(given.shape)}; the engine's default "
+                    f"is {default.dtype}{list(default.shape)}"
+                )
+
+    def admit(self, request: Request, arrival: int) -> Request:
+        """The checked request, with its place in the order of arrival, and its seed.
+
+        Apart from the checks, so that a number is taken, and others' fresh seeds change, only by
+        a request that is served.
+        """
+        seed = request.params.seed
+        for each in (request, *request.siblings):
+            each.arrival = arrival
+            each.seed = self.fresh_seed(arrival) if seed is None else seed
+        return request
+
+    def scorings(self, token_lists: Sequence[Sequence[int]]) -> list[Request]:
+        """Requests that score the lists; those that begin alike share keys, with nobody else."""
+        if isinstance(token_lists, str):
+            raise ValueError(f"{token_lists!r} is one text; give lists of token ids")
+        namespace = object()  # the keys of other requests come without scores
+        requests = []
+        for index, ids in enumerate(token_lists):
+            try:
+                requests.append(self.scoring(ids, namespace))
+            except ValueError as error:
+                raise ValueError(f"token list {index}: {error}") from None
+        return requests
+
+    def scoring(self, token_ids: Sequence[int], namespace: Hashable = None) -> Request:
+        """A request that scores its tokens and generates none, to be admitted as others are."""
+        ids = self._token_ids(token_ids)
+        if len(ids) > self.max_model_len:
+            raise ValueError(
+                f"{len(ids)} tokens to score exceed max_model_len={self.max_model_len}"
+            )
+        self._check_fits(len(ids))
+        return Request(
+            id="score", tokens=ids, num_prompt=len(ids), params=SamplingParams(),
+            max_len=len(ids), stop_ids=frozenset(), eos_ids=frozenset(), score=True,
+            namespace=namespace,
+        )  # fmt: skip
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(f"the prompt {prompt!r} is text and there is no tokenizer")
+            ids = encode(self.tokenizer, prompt)
+        else:
+            try:
+                if isinstance(prompt, bytes | bytearray):
+                    raise TypeError("not text, and not ids either")
+                # All of an array at once: one by one, they are taken from the device.
+                listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+                ids = [operator.index(token) for token in listed]
+            except TypeError:
+                raise ValueError(
+                    f"the prompt {prompt!r} must be a string or a list of token ids"
+                ) from None
+        if not ids:
+            raise ValueError(f"the prompt {prompt!r} is empty; give it at least one token")
+        self._check_ids(ids, "the prompt")
+        return ids
+
+    def _check_ids(self, ids: Sequence[int], what: str) -> None:
+        for token in (ids and (min(ids), max(ids))) or ():
+            if not 0 <= token < self.model.vocab_size:
+                raise ValueError(
+                    f"token id {token} in {what} is outside the vocabulary of "
+                    f"{self.model.vocab_size}"
+                )
+
+    def _check_fits(self, num_tokens: int) -> None:
+        need = self.blocks.blocks_for(num_tokens)
+        if need > self.blocks.num_blocks:
+            raise ValueError(
+                f"{num_tokens} tokens need {need} KV blocks of {self.blocks.block_size} and the "
+                f"pool has {self.blocks.num_blocks}; raise num_blocks or kv_cache_bytes"
+            )
+
+    def fresh_seed(self, arrival: int) -> int:
+        """A 32-bit seed of its own for each arrival, the same in every process."""
+        digest = hashlib.blake2s(f"{self.seed},{arrival}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+def check_fork(
+    new_request_ids: Sequence[str], seeds: Sequence[int] | None, is_in_use: Callable[[str], bool]
+) -> list[int] | None:
+    """The seeds of a fork's children; ValueError for ids in use or twice, and for wrong seeds."""
+    if isinstance(new_request_ids, str):
+        raise ValueError(f"new_request_ids={new_request_ids!r} must be a list of ids")
+    taken = [each for each in new_request_ids if is_in_use(each)]
+    if taken or len(set(new_request_ids)) != len(new_request_ids):
+        raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
+    if seeds is not None and len(seeds) != len(new_request_ids):
+        raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
+    return None if seeds is None else [check_seed(seed) for seed in plain_list(seeds)]
+
+
+def check_rollback(num_tokens: int, most: int) -> int:
+    """Return `num_tokens` as an int if a request has so many output tokens, else ValueError."""
+    number = plain_number(num_tokens)
+    if not is_int(number) or not 0 <= number <= most:
+        raise ValueError(
+            f"num_tokens={num_tokens!r} must be an int from 0 to {most}, all there are"
+        )
+    return number

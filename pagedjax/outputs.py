@@ -1,0 +1,121 @@
+"""What an engine returns: a request's outputs, statistics, and what `warmup` compiled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log probability of one token, its rank (1 is the most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sample of a request, cumulative; `delta_*` is what is new since the last snapshot.
+
+    token_ids: generated ids, those that ended the output included. text: theirs, as far as it is
+    certain: without a stop string, and without what may become one. finish_reason: None until
+    "stop", "length", "abort" or "error". stop_reason: the stop string or id, or what went wrong.
+    logprobs: one dict an output token, with the token itself and the best ones beside it.
+    cumulative_logprob: the sum over the tokens themselves. Both None if `logprobs` was not asked.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str
+    delta_token_ids: list[int]
+    delta_text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A snapshot of one request.
+
+    outputs: one for each of its n samples. prompt_logprobs: one dict a prompt token, None for the
+    first and for those not computed yet; None unless asked for. num_cached_tokens: prompt tokens
+    found in the prefix cache.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot. Always `num_free_blocks + num_cached_blocks + num_referenced_blocks ==
+    num_blocks`; cached blocks hold reusable content and are referenced by nobody.
+
+    kv_utilization: share of the referenced blocks' token slots that hold keys, now.
+    mean_kv_utilization: its mean over the steps so far.
+    computed_tokens: tokens that steps were asked to compute; padded_tokens: what they computed,
+    padding included. elapsed_s: seconds spent in `step`: wait_s of them waiting for the device,
+    host_s working. exposed_s: the part of host_s that the device may have spent idle, since no
+    step was in flight, or the one in flight had ended before the next was dispatched.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_referenced_blocks: int
+    kv_utilization: float
+    mean_kv_utilization: float
+    prefix_hit_tokens: int
+    prefix_query_tokens: int
+    num_preemptions: int
+    num_compilations: int
+    prompt_tokens: int
+    generated_tokens: int
+    steps: int
+    computed_tokens: int
+    padded_tokens: int
+    elapsed_s: float
+    host_s: float
+    wait_s: float
+    exposed_s: float
+
+    def as_dict(self) -> dict[str, int | float]:
+        """All of it by name, with what follows from the counters."""
+        derived = ("device_s", "overlap", "padding_waste")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of `step` in which the device had work, at least."""
+        return self.elapsed_s - self.exposed_s
+
+    @property
+    def overlap(self) -> float:
+        """Share of the host's work that was hidden behind the device's; 0 before any."""
+        return 1 - self.exposed_s / self.host_s if self.host_s else 0.0
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that was padding; 0 before any."""
+        return 1 - self.computed_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What `warmup` compiled: names of programs with their shapes, and seconds of each."""
+
+    shapes: tuple[str, ...]
+    seconds: tuple[float, ...]
+    total_seconds: float

@@ -1,0 +1,244 @@
+"""The device side of an engine: params, state and compiled programs; plans in, arrays out.
+
+It dispatches and never waits: what it returns are device arrays that the engine reads later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from pagedjax import models
+from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.config import EngineConfig
+from pagedjax.devices.mesh import make_mesh, without_context_mesh
+from pagedjax.layers.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
+from pagedjax.outputs import CompileReport
+from pagedjax.sample.hooks import check_processor
+from pagedjax.schedule.plan import Plan
+from pagedjax.schedule.request import Request, Variant
+from pagedjax.step.batch import Buckets, Packer
+from pagedjax.step.draw import Drawn
+from pagedjax.step.in_flight import InFlight
+from pagedjax.step.invariance import invariant_buckets
+from pagedjax.step.programs import VARIANTS, Job, Programs, use_compilation_cache
+from pagedjax.step.resolved_options import settle
+from pagedjax.step.slot_tables import SlotTables
+from pagedjax.step.state import EngineState, StepConfig, make_state
+from pagedjax.weights.params import (
+    Params,
+    check_alive,
+    check_arrays,
+    check_params,
+    device_of,
+    flatten_tree,
+    placed,
+)
+from pallas_kernels.formats import FORMATS
+
+
+class Runner:
+    """Runs plans on the pool of one mesh.
+
+    num_blocks: N of the pool. buckets: the shapes that steps are padded to. given_params: the tree
+    as the user gave it; params: its leaves as programs take them, see `params.placed`.
+    """
+
+    @without_context_mesh
+    def __init__(self, model: ModelConfig, params: Params, config: EngineConfig) -> None:
+        check_arrays(params)
+        check_params(models.family(model.model_type).param_rules(model), params)
+        use_compilation_cache(config.compilation_cache_dir)
+        mesh = make_mesh(config.mesh, device_of(params))  # type: ignore[arg-type]
+        self.replace_params(params, mesh)
+        settled = settle(config, model, str(params["embed"].dtype), mesh.devices.flat[0])
+        self.max_model_len, self._kv_dtype = settled.max_model_len, settled.kv_dtype
+        budget = settled.token_budget
+        # M: no more requests run than the budget has tokens.
+        self.buckets = Buckets(min(config.max_num_seqs, budget), budget)
+        self._config = config
+        self._step_config = StepConfig(
+            model, mesh, settled.implementation, min(config.max_logprobs, model.vocab_size),
+            config.logprobs_mode == "processed", config.logits_processor, config.batch_invariant,
+        )  # fmt: skip
+        if config.batch_invariant:
+            self.buckets = invariant_buckets(
+                self.buckets, self._step_config, self.params, config.block_size, self._kv_dtype
+            )
+        self._programs = Programs(self._step_config)
+        self._tables = self._make_tables()
+        self.num_blocks = self._choose_num_blocks()
+        self._packer = self._make_packer(self.num_blocks)
+        self._state = self._make_state(self.num_blocks)
+
+    @without_context_mesh
+    def replace_params(self, params: Params, mesh: Mesh | None = None) -> None:
+        """Use other weights from the next step on."""
+        self.params: Params = placed(params, mesh or self._step_config.mesh)
+        self.given_params = params
+        self._leaves = list(flatten_tree(params).values())
+
+    def check_alive(self) -> None:
+        """See `params.check_alive`; it is asked before every step, and walks no tree for that."""
+        if any(leaf.is_deleted() for leaf in self._leaves):
+            check_alive(self.given_params)
+
+    @property
+    def device(self) -> jax.Device:
+        """Where results come from."""
+        return self._step_config.mesh.devices.flat[0]
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs compiled so far."""
+        return self._programs.num_compilations
+
+    @property
+    def compiled(self) -> list[str]:
+        """Their names and shapes, in the order in which they were compiled."""
+        return [" ".join(map(str, key)) for key in self._programs.seconds]
+
+    @without_context_mesh
+    def dispatch(self, plan: Plan) -> InFlight:
+        """Start a step and return at once."""
+        shape = self.buckets.fit(plan)
+        batch = self._packer.pack(plan, shape)
+        if plan.copies:
+            self._state = self._programs.copy(self._state, *self._packer.copies(plan))
+        self._state, chunk_hidden, hidden = self._programs.forward(self.params, self._state, batch)
+        tokens = scores = None
+        samplers = plan.samplers
+        logprobs = None
+        if samplers:
+            drawn = self._sample(plan, batch.logit_slots, hidden)
+            self._state = dataclasses.replace(self._state, tokens=drawn.slot_tokens)
+            tokens, logprobs = drawn.tokens, drawn.logprobs
+        if any(row.request.scores_prompt for row in plan.chunks):
+            targets = self._packer.targets(plan, shape)
+            listed = any(row.request.lists_prompt for row in plan.chunks)
+            best = self._step_config.max_logprobs if listed else None
+            scores = self._programs.score(self.params, chunk_hidden, targets, best)
+        count = max((request.num_candidates for request in samplers), default=0)
+        ranked = self._programs.rank(self.params, hidden, count) if count else None
+        read_later = jax.tree.leaves((logprobs, tokens, scores, ranked))
+        for each in read_later:
+            each.copy_to_host_async()
+        last = read_later[-1] if read_later else hidden
+        padded = shape.decode_rows + shape.tokens
+        return InFlight(plan, padded, last, tokens, scores, ranked, logprobs)
+
+    def _sample(self, plan: Plan, slots: Any, hidden: jax.Array) -> Drawn:
+        """Draw with the smallest variant that has what the batch asks for."""
+        requests = plan.samplers
+        arrays: list[Any] = [self._packer.sampling(plan, slots)]
+        variant = self._variant(requests)
+        if variant in ("logprobs", "full"):
+            arrays.append(self._packer.adjustments(plan, slots))
+        if variant == "full":
+            self._tables.sync(requests)
+            arrays.append(self._tables.arrays)
+        drawn = self._programs.sample(variant, self.params, self._state, hidden, *arrays)
+        if drawn.tables is not None:
+            self._tables.arrays = drawn.tables
+        return drawn
+
+    def _variant(self, requests: Sequence[Request]) -> Variant:
+        if self._step_config.processor:
+            return "full"
+        wanted = {request.variant for request in requests}
+        return next(each for each in reversed(VARIANTS) if each in wanted)
+
+    @without_context_mesh
+    def recover(self) -> None:
+        """After a failed dispatch: an empty state, if the old one was lost to donation."""
+        self._tables.reset()
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            for leaf in jax.tree.leaves(self._state):  # which the error's traceback may still hold
+                leaf.delete()
+            self._state = self._make_state(self.num_blocks)
+
+    @without_context_mesh
+    def warmup(self) -> CompileReport:
+        """Compile every shape that `dispatch` can need, without running one."""
+        start = time.perf_counter()
+        before = self._programs.num_compilations
+        self._programs.compile_all(self._jobs())
+        return CompileReport(
+            shapes=tuple(self.compiled[before:]),
+            seconds=tuple(self._programs.seconds.values())[before:],
+            total_seconds=time.perf_counter() - start,
+        )
+
+    def _jobs(self) -> Iterator[Job]:
+        empty, packer, tables = Plan([], []), self._packer, self._tables.shapes()
+        for shape in self.buckets.shapes():
+            batch = packer.pack(empty, shape)
+            slots = batch.logit_slots
+            arrays = packer.sampling(empty, slots), packer.adjustments(empty, slots)
+            yield from self._programs.jobs(self.params, self._state, batch, *arrays, tables)
+        copies = [
+            packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
+            for size in self.buckets.copy_buckets
+        ]
+        yield from self._programs.other_jobs(self._state, copies, tables)
+        yield self._tables.job()
+
+    def _make_state(self, num_blocks: int) -> EngineState:
+        config = self._config
+        try:
+            return make_state(
+                self._step_config, num_blocks, config.block_size, self._kv_dtype,
+                self.buckets.max_num_seqs,
+            )  # fmt: skip
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            size = num_blocks * block_bytes(
+                self._step_config.model, config.block_size, self._kv_dtype
+            )
+            raise MemoryError(
+                f"a KV pool of {size} bytes does not fit: does another process hold the device? "
+                "Lower gpu_memory_utilization, kv_cache_bytes or num_blocks"
+            ) from error
+
+    def _make_tables(self) -> SlotTables:
+        config, vocab_size = self._config, self._step_config.model.vocab_size
+        extra = {name: np.array(each) for name, each in (config.extra or {}).items()}
+        if config.logits_processor is not None:
+            check_processor(config.logits_processor, vocab_size, self.max_model_len, extra)
+        return SlotTables(
+            self._programs, self.buckets.max_num_seqs, self.max_model_len, vocab_size, extra,
+            always=config.logits_processor is not None,
+        )  # fmt: skip
+
+    def _make_packer(self, num_blocks: int) -> Packer:
+        width = -(-self.max_model_len // self._config.block_size)
+        return Packer(self.buckets, num_blocks, self._config.block_size, width)
+
+    def _choose_num_blocks(self) -> int:
+        config, model = self._config, self._step_config.model
+        one = block_bytes(model, config.block_size, self._kv_dtype)
+        mesh = self._step_config.mesh
+        device = mesh.devices.flat[0]
+        num_blocks = choose_num_blocks(
+            config, one, self.max_model_len, device, self.temporary_bytes
+        )
+        if self._step_config.implementation == "xla" or self._kv_dtype not in FORMATS:
+            return num_blocks
+        elements = math.prod(pool_shape(model, 1, config.block_size)) // mesh.size
+        return addressable_blocks(config, num_blocks, elements)
+
+    def temporary_bytes(self) -> int:
+        """Temporaries of the largest step; they do not depend on the size of the pool."""
+        some: Any = 2
+        batch = self._make_packer(some).pack(Plan([], []), self.buckets.shapes()[-1])
+        state = jax.eval_shape(partial(self._make_state, some))
+        return self._programs.temporary_bytes(self.params, state, batch)

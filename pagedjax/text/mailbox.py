@@ -1,0 +1,52 @@
+"""Outputs that were made and that nobody has read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagedjax.outputs import RequestOutput
+
+
+class Mailbox:
+    """Outputs in the order in which they will be read."""
+
+    def __init__(self) -> None:
+        self._outputs: list[RequestOutput] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._outputs)
+
+    def __contains__(self, request_id: str) -> bool:
+        return any(each.request_id == request_id for each in self._outputs)
+
+    def add(self, output: RequestOutput) -> None:
+        """Put one behind the others."""
+        self._outputs.append(output)
+
+    def put_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Put some before the others."""
+        self._outputs = [*outputs, *self._outputs]
+
+    def take(self) -> list[RequestOutput]:
+        """All of them, which are read now."""
+        taken, self._outputs = self._outputs, []
+        return taken
+
+    def take_of(self, request_id: str) -> list[RequestOutput]:
+        """Those of one request."""
+        taken = [each for each in self._outputs if each.request_id == request_id]
+        self._outputs = [each for each in self._outputs if each.request_id != request_id]
+        return taken
+
+
+def joined(snapshots: Sequence[RequestOutput]) -> RequestOutput:
+    """The last of a request's snapshots, with what is new in any of them."""
+    last = snapshots[-1]
+    outputs = []
+    for index, completion in enumerate(last.outputs):
+        each = [snapshot.outputs[index] for snapshot in snapshots]
+        ids = [token for one in each for token in one.delta_token_ids]
+        text = "".join(one.delta_text for one in each)
+        outputs.append(replace(completion, delta_token_ids=ids, delta_text=text))
+    return replace(last, outputs=outputs)

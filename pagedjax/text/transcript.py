@@ -1,0 +1,81 @@
+"""One request's output as the user has seen it so far, and the snapshots made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagedjax.outputs import FinishReason, RequestOutput
+from pagedjax.schedule.request import Request
+from pagedjax.text.sample_output import LogprobTexts, SampleOutput
+
+End = Callable[[Request, FinishReason, str], None]  # the last is its stop_reason
+
+
+class Transcript:
+    """Turns the tokens of a request's samples into cumulative RequestOutputs with deltas.
+
+    samples: the request and its siblings. tokenizer: for texts, if the request wants them.
+    every_step: whether somebody reads it before it is finished.
+    """
+
+    def __init__(self, samples: Sequence[Request], tokenizer: Any, every_step: bool = True) -> None:
+        self.samples = list(samples)
+        self.every_step = every_step
+        tokenizer = tokenizer if samples[0].params.detokenize else None
+        texts = LogprobTexts(tokenizer)
+        self._outputs = [SampleOutput(each, tokenizer, texts) for each in samples]
+        self._looks_for_stops = any(each.looks_for_stops for each in self._outputs)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sample is."""
+        return all(each.is_finished for each in self.samples)
+
+    def advance(self, end: End, only_end: bool = False) -> RequestOutput | None:
+        """Take up new tokens; a snapshot, unless nobody reads it.
+
+        end: ends a sample whose text has come to a stop string, or whose tokenizer has raised,
+            whatever else may have ended it. only_end: nobody reads more than the last snapshot.
+        """
+        is_told = self.every_step and not only_end
+        if is_told or self._looks_for_stops or self.is_finished:
+            for each in self._outputs:
+                if (why := each.read()) is not None:
+                    end(each.request, *why)
+        return self.snapshot() if is_told or self.is_finished else None
+
+    def snapshot(self) -> RequestOutput:
+        """All output so far; what is new since the last call is in the deltas."""
+        first = self.samples[0]
+        for each in self._outputs:
+            each.read()
+        return RequestOutput(
+            request_id=first.id,
+            prompt_token_ids=first.tokens[: first.num_prompt],
+            outputs=[each.snapshot(index) for index, each in enumerate(self._outputs)],
+            finished=self.is_finished,
+            prompt_logprobs=self._outputs[0].prompt_logprobs(),
+            num_cached_tokens=first.num_cached_tokens or 0,
+        )
+
+    def abort(self, abort: Callable[[Request], None]) -> RequestOutput:
+        """End the samples that are not finished, by `abort`; the last snapshot."""
+        for request in self.samples:
+            if not request.is_finished:
+                abort(request)
+        return self.snapshot()
+
+    def fork(self, child: Request) -> Transcript:
+        """The transcript of a copy of the only sample: what was shown counts as shown."""
+        twin = Transcript([child], None)
+        twin._outputs = [self._outputs[0].fork(child)]
+        twin._looks_for_stops = self._looks_for_stops
+        return twin
+
+    def rewind(self, unread: Sequence[RequestOutput]) -> None:
+        """Start again from the tokens that the only sample has now.
+
+        unread: the last snapshots, which nobody will read; what came before them counts as shown.
+        """
+        self._outputs[0].rewind(sum(len(each.outputs[0].delta_token_ids) for each in unread))

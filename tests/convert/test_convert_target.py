@@ -1,0 +1,206 @@
+"""The folder that a conversion writes: whole or not at all, whatever happens; the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagedjax.convert import convert, load_checkpoint
+from pagedjax.weights import checkpoint
+from tests.support.hf_folders import names
+from tests.support.tiny_models import write_hf_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_existing_target(tmp_path):
+    write_hf_folder("base", tmp_path / "hf")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="out exists"):
+        convert(tmp_path / "hf", out, progress=False)
+    assert names(out) == ["mine.txt"]
+    convert(tmp_path / "hf", out, overwrite=True, progress=False)
+    assert "mine.txt" not in names(out) and checkpoint.is_converted(out)
+    assert names(tmp_path) == ["hf", "out"]
+    with pytest.raises(ValueError, match="converted already"):
+        convert(out, tmp_path / "again", progress=False)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
+    """A device such as /dev/null would be gone for everybody."""
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "file").write_text("keep")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("elsewhere")
+    before = names(tmp_path)
+    for target, what in (("file", "no folder"), ("pipe", "no folder"), ("link", "a link")):
+        with pytest.raises(FileExistsError, match=f"{target}.* is {what}|{target} exists.*{what}"):
+            convert(tmp_path / "hf", tmp_path / target, overwrite=overwrite, progress=False)
+    assert (names(tmp_path), (tmp_path / "file").read_text()) == (before, "keep")
+
+
+def test_a_mount_point_is_refused_before_any_work(tmp_path, monkeypatch):
+    """It cannot be renamed, and no folder can take its place."""
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(FileExistsError, match="disk is a mount point; name a folder within it"):
+        convert(tmp_path / "hf", tmp_path / "disk", overwrite=True, progress=False)
+    assert names(tmp_path / "disk") == []
+
+
+@pytest.mark.parametrize("dots", [".", "sub/.."])
+def test_the_working_folder_can_be_replaced(tmp_path, monkeypatch, dots):
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "out")
+    convert(tmp_path / "hf", dots, overwrite=True, progress=False)
+    assert checkpoint.is_converted(tmp_path / "out") and names(tmp_path) == ["hf", "out"]
+
+
+@pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
+def test_target_and_source_in_each_other(tmp_path, target):
+    write_hf_folder("base", tmp_path / "hf")
+    with pytest.raises(ValueError, match="in each other"):
+        convert(tmp_path / "hf", tmp_path / target, overwrite=True, progress=False)
+    assert names(tmp_path / "hf") == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
+    """Whatever goes wrong half-way, there is no new folder and the old one is untouched."""
+    write_hf_folder("base", tmp_path / "hf")
+    if existing:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "mine.txt").write_text("keep")
+    real = checkpoint.ocp.partial.save
+    calls = []
+
+    def fail_at_third(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 3:
+            raise failure("disk on fire")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "GROUP_BYTES", 1)
+    monkeypatch.setattr(checkpoint.ocp.partial, "save", fail_at_third)
+    target = tmp_path / "a" if existing else tmp_path / "a" / "b"
+    with pytest.raises(failure):
+        convert(tmp_path / "hf", target, overwrite=True, progress=False)
+    assert len(calls) == 3
+    assert names(tmp_path) == (["a", "hf"] if existing else ["hf"])
+    if existing:
+        assert names(tmp_path / "a") == ["mine.txt"]
+
+
+def test_verification_names_the_leaf(tmp_path, monkeypatch):
+    write_hf_folder("base", tmp_path / "hf")
+    real = checkpoint.read_leaves
+
+    def with_one_flipped_bit(folder, rules):
+        for rule, leaf in real(folder, rules):
+            leaf = leaf.copy()
+            if rule.name == "layers/1/o":
+                leaf.view(np.uint32).reshape(-1)[7] ^= 1
+            yield rule, leaf
+
+    monkeypatch.setattr(checkpoint, "read_leaves", with_one_flipped_bit)
+    with pytest.raises(ValueError, match="verification failed: layers/1/o"):
+        convert(tmp_path / "hf", tmp_path / "out", verify=True, progress=False)
+    assert names(tmp_path) == ["hf"]
+
+
+def test_damaged_converted_folders(tmp_path):
+    write_hf_folder("base", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "out", progress=False)
+    config = tmp_path / "out" / "config.json"
+    text = config.read_text()
+    config.write_text(json.dumps(json.loads(text) | {"num_hidden_layers": 3, "vocab_size": 127}))
+    with pytest.raises(ValueError, match="embed has shape.*|layers/2/qkv is missing"):
+        load_checkpoint(tmp_path / "out")
+    config.unlink()
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load_checkpoint(tmp_path / "out")
+    config.write_text(text)
+    files = [path for path in (tmp_path / "out" / "params").rglob("*") if path.is_file()]
+    os.truncate(max(files, key=lambda path: path.stat().st_size), 100)
+    with pytest.raises(ValueError, match="has 100 bytes instead of"):
+        load_checkpoint(tmp_path / "out")
+
+
+def _command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "pagedjax.convert", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        **options,
+    )
+
+
+def test_command_line(tmp_path):
+    """Exit status, one line, no traceback; importing brings neither gguf nor transformers."""
+    write_hf_folder("base", tmp_path / "hf")
+    done = _command(tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16", "--verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load_checkpoint(tmp_path / "out")[0].dtype == "bfloat16"
+    failed = _command(tmp_path / "hf", tmp_path / "out")
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith("error: ") and "exists" in failed.stderr
+    shown = _command(tmp_path / "nowhere", tmp_path / "new", "--debug")
+    assert shown.returncode != 0 and "Traceback" in shown.stderr
+    code = "import sys, pagedjax.convert; print({'gguf', 'transformers'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == "set()"
+
+
+# A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
+# installs no handler: the handler set here is what a command started at a terminal has. At the
+# second tensor the conversion says so and waits for the signal, so that it is not over before, and
+# not in a garbage collection, whose callbacks lose exceptions.
+HEARS_INTERRUPTS = """
+import runpy, signal, time
+from pagedjax.convert import assembly
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cast, names = assembly.cast, []
+def waits(name, array, dtype):
+    names.append(name)
+    if len(names) == 2:
+        print("waits", flush=True)
+        while True:
+            time.sleep(0.05)
+    return cast(name, array, dtype)
+assembly.cast = waits
+runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "sent, status, said",
+    [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["keyboard", "terminate"],
+)
+def test_a_signal_while_tensors_are_written_leaves_nothing(tmp_path, sent, status, said):
+    write_hf_folder("base", tmp_path / "hf")
+    command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waits\n"
+            assert len(names(tmp_path)) == 2
+            process.send_signal(sent)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, stderr) == (status, said)
+    assert names(tmp_path) == ["hf"]
