@@ -1,32 +1,29 @@
 """The engine: params, device state and scheduler, advanced one step at a time.
 
-A step is scheduled on the host, dispatched to the device, and committed when its tokens arrive.
-With one step in flight, step n+1 is dispatched before the tokens of step n are read.
+Any thread may call it; calls take turns between steps.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.config import EngineConfig
+from pagedjax.devices.host_call import Caller, host_call
 from pagedjax.intake.intake import Intake, Prompt, check_fork, check_rollback
 from pagedjax.outputs import CompileReport, EngineStats, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
-from pagedjax.schedule.plan import Plan
 from pagedjax.schedule.request import Request
 from pagedjax.schedule.scheduler import Scheduler
-from pagedjax.schedule.tally import Tally
-from pagedjax.step.in_flight import InFlight
+from pagedjax.step.loop import StepLoop
 from pagedjax.step.runner import Runner
-from pagedjax.step.scores import ScoredArrays, Scores, score_arrays
-from pagedjax.text.mailbox import Mailbox, joined
+from pagedjax.step.scores import ScoredArrays, score_arrays
+from pagedjax.text.mailbox import joined
 from pagedjax.text.transcript import Transcript
 from pagedjax.weights.params import Params, check_replacement
 
@@ -49,6 +46,7 @@ class Engine:
         engine_config: EngineConfig | None = None,
         tokenizer: Any = None,
     ) -> None:
+        self.caller = Caller()
         config = engine_config or EngineConfig()
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._runner = Runner(model_config, params, config)
@@ -61,13 +59,15 @@ class Engine:
             model_config, self.max_model_len, blocks, config.seed, tokenizer,
             config.max_logprobs, config.extra or {},
         )  # fmt: skip
-        self._in_flight: deque[InFlight] = deque()
-        self._transcripts: dict[str, Transcript] = {}
-        self._scores = Scores()
-        self._unread = Mailbox()
-        self._only_ends = False
+        self._loop = StepLoop(self._runner, self.scheduler, config.steps_in_flight)
+        self._transcripts, self._unread = self._loop.transcripts, self._loop.unread
         self._num_arrivals = 0
-        self._tally = Tally()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Engine holds device arrays and compiled programs and cannot be pickled or copied; "
+            "make one in each process from the same checkpoint"
+        )
 
     @property
     def params(self) -> Params:
@@ -79,6 +79,7 @@ class Engine:
         """Most tokens of prompt and output together."""
         return self._runner.max_model_len
 
+    @host_call
     def make_request(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Request:
@@ -88,16 +89,18 @@ class Engine:
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.intake.request(request_id, prompt, params)
 
+    @host_call
     def is_in_use(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished, or an output of it unread."""
         return request_id in self._transcripts or request_id in self._unread
 
+    @host_call
     def queue_request(self, request: Request, every_step: bool = True) -> None:
         """Queue what `make_request` returned; `every_step`: see `Transcript`."""
         self.intake.admit(request, self.next_arrival())
         samples = [request, *request.siblings]
         self._transcripts[request.id] = Transcript(samples, self.tokenizer, every_step)
-        self._tally.prompt_tokens += request.num_prompt
+        self._loop.tally.prompt_tokens += request.num_prompt
         self.scheduler.add(request)
 
     def add_request(
@@ -108,95 +111,70 @@ class Engine:
         Raises ValueError for an id in use, an empty prompt, ids outside the vocabulary, and a
         prompt that can never fit the model's length or the pool.
         """
-        self.queue_request(self.make_request(request_id, prompt, sampling_params))
+        with self.caller.turn():  # no other thread may take the id in between
+            self.queue_request(self.make_request(request_id, prompt, sampling_params))
 
+    @host_call
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and return its final output; None for an unknown id.
 
         Its blocks and its id are free at once, and `step` never reports it. Where it has ended by
         itself, and nobody has read that yet, the output says so.
         """
-        snapshots = self._unread.take_of(request_id)
+        snapshots = self._unread.take_of((request_id,))
         if transcript := self._transcripts.pop(request_id, None):
             snapshots.append(transcript.abort(self.scheduler.abort))
         return joined(snapshots) if snapshots else None
 
+    @host_call
     def has_unfinished_requests(self) -> bool:
         """True while a request waits or runs, or an output waits to be read."""
         return self.scheduler.has_unfinished() or bool(self._unread)
 
+    @host_call
     def step(self) -> list[RequestOutput]:
         """Advance by one step and return what became known.
 
         With a step in flight that is the outcome of the step before, or nothing. A step that fails
         raises, and every running request goes back to the queue to be computed again.
         """
-        with self._tally.time.step():
-            self._runner.check_alive()
-            with self._recovering():
-                plan = self.scheduler.schedule()
-                if plan.rows:
-                    self._dispatch(plan)
-                if len(self._in_flight) > (self.config.steps_in_flight if plan.rows else 0):
-                    self._commit(self._in_flight.popleft())
+        self._loop.step()
         return self._unread.take()
+
+    @host_call
+    def step_for(self, request_ids: Collection[str]) -> list[RequestOutput]:
+        """Outputs of these requests: those unread, or else those of one more step.
+
+        Outputs of other requests stay unread, for whoever else steps this engine.
+        """
+        mine = self._unread.take_of(request_ids)
+        if not mine:
+            outputs = self.step()
+            mine = [each for each in outputs if each.request_id in request_ids]
+            self.unread([each for each in outputs if each.request_id not in request_ids])
+        return mine
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or `max_steps` times; return the finished outputs."""
-        finished, self._only_ends = [], True  # nobody sees the others, so they are not made
+        finished, self._loop.only_ends = [], True  # nobody sees the others, so they are not made
         try:
             while self.has_unfinished_requests() and max_steps != 0:
                 finished += [each for each in self.step() if each.finished]
                 max_steps = None if max_steps is None else max_steps - 1
         finally:
-            self._only_ends = False
+            self._loop.only_ends = False
         return finished
 
+    @host_call
     def unread(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of somebody else's requests; the next `step` returns them first."""
         self._unread.put_back(outputs)
 
-    def _dispatch(self, plan: Plan) -> None:
-        dispatched = self._runner.dispatch(plan)
-        self._tally.time.dispatch(all(each.is_done for each in self._in_flight))
-        self._in_flight.append(dispatched)
-        self._tally.add_step(self.scheduler, plan.num_tokens, dispatched.padded_tokens)
-
-    def _commit(self, done: InFlight) -> None:
-        with self._tally.time.waiting():
-            done.wait()
-        tokens = done.read_tokens()
-        self._scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
-        progressed = [r for r in self.scheduler.commit(done.plan, tokens) if not r.score]
-        self._tally.generated_tokens += len(progressed)
-        for request_id in dict.fromkeys(each.id for each in progressed):
-            transcript = self._transcripts[request_id]
-            output = transcript.advance(self.scheduler.stop, self._only_ends)
-            if output:
-                self._unread.add(output)
-            if transcript.is_finished:
-                del self._transcripts[request_id]
-
+    @host_call
     def next_arrival(self) -> int:
         """A number that no earlier request has."""
         self._num_arrivals += 1
         return self._num_arrivals - 1
-
-    def _drain(self) -> None:
-        with self._recovering():
-            while self._in_flight:
-                self._commit(self._in_flight.popleft())
-
-    @contextmanager
-    def _recovering(self) -> Iterator[None]:
-        """After a failure within: nothing in flight, nothing running, a state that exists."""
-        try:
-            yield
-        except BaseException:
-            self._in_flight.clear()
-            self.scheduler.restart()
-            self._runner.recover()
-            raise
 
     def compute_logprobs(
         self, token_lists: TokenLists, *, return_arrays: bool = False
@@ -208,24 +186,28 @@ class Engine:
         computed once. Running requests go on; the next `step` returns their outputs. Raises
         ValueError with the index of a list that is empty, too long, or not of the vocabulary.
         """
-        requests = self.intake.scorings(token_lists)
-        for request in requests:
-            self.intake.admit(request, self.next_arrival())
-        self._scores.open(requests)
-        scored = [request for request in requests if len(request.tokens) > 1]
-        try:
+        with self.caller.turn():
+            requests = self.intake.scorings(token_lists)
+            for request in requests:
+                self.intake.admit(request, self.next_arrival())
+            self._loop.scores.open(requests)
+            scored = [request for request in requests if len(request.tokens) > 1]
             for request in scored:
                 self.scheduler.add(request)
+        try:
             while not all(request.is_finished for request in scored):
-                self.unread(self.step())
+                self.step_for(())  # other threads may call in between
         finally:
-            arrays = self._scores.close(requests, self.config.block_size)
-            for request in scored:
-                if not request.is_finished:
-                    self.scheduler.abort(request)
-                self.scheduler.blocks.forget(request.namespace)  # which nobody can name again
-        return score_arrays(requests, arrays, self._runner.device) if return_arrays else arrays
+            with self.caller.turn():
+                arrays = self._loop.scores.close(requests, self.config.block_size)
+                for request in scored:
+                    if not request.is_finished:
+                        self.scheduler.abort(request)
+                    self.scheduler.blocks.forget(request.namespace)  # nobody can name it again
+        with self.caller.turn():
+            return score_arrays(requests, arrays, self._runner.device) if return_arrays else arrays
 
+    @host_call
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
         """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
 
@@ -235,11 +217,12 @@ class Engine:
         ValueError naming every leaf that does not fit; the old params then stay.
         """
         check_replacement(self.params, params)
-        self._drain()
+        self._loop.drain()
         self._runner.replace_params(params)
         if not keep_prefix_cache:
             self.reset_prefix_cache()
 
+    @host_call
     def warmup(self) -> CompileReport:
         """Compile every shape that serving can need, beam search apart, without running one."""
         return self._runner.warmup()
@@ -252,14 +235,17 @@ class Engine:
         if news := self._runner.compiled[before:]:
             raise AssertionError(f"compiled: {', '.join(news)}; call warmup() first")
 
+    @host_call
     def stats(self) -> EngineStats:
         """Counters and gauges, as plain numbers."""
-        return self._tally.stats(self.scheduler, self._runner.num_compilations)
+        return self._loop.tally.stats(self.scheduler, self._runner.num_compilations)
 
+    @host_call
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Running requests keep their blocks and enter no more."""
         self.scheduler.blocks.clear()
 
+    @host_call
     def fork(
         self, request_id: str, new_request_ids: Sequence[str], seeds: Sequence[int] | None = None
     ) -> None:
@@ -279,6 +265,7 @@ class Engine:
             self._transcripts[child_id] = self._transcripts[request_id].fork(child)
             self.scheduler.fork(parent, child)
 
+    @host_call
     def rollback(self, request_id: str, num_tokens: int) -> None:
         """Drop the last `num_tokens` output tokens of a request, and their keys.
 
@@ -290,11 +277,11 @@ class Engine:
         num_tokens = check_rollback(num_tokens, request.num_output)
         if num_tokens:
             self.scheduler.rollback(request, num_tokens)
-            self._transcripts[request_id].rewind(self._unread.take_of(request_id))
+            self._transcripts[request_id].rewind(self._unread.take_of((request_id,)))
 
     def _drained(self, request_id: str, what: str) -> Request:
         """The live request of that id, with nothing of it in flight."""
-        self._drain()
+        self._loop.drain()
         if request_id not in self._transcripts:
             raise ValueError(f"{what}: no live request has the id {request_id!r}")
         samples = self._transcripts[request_id].samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -50,7 +51,7 @@ class LLM:
 
         model_config, params, tokenizer = load_checkpoint(model, dtype, mesh, check)
         self.engine = Engine(model_config, params, config, tokenizer)
-        self._num_requests = 0
+        self._numbers = itertools.count()  # which threads may share
 
     @classmethod
     def from_params(
@@ -59,7 +60,7 @@ class LLM:
         """The facade over params that are already in this process; they are not copied."""
         llm = cls.__new__(cls)
         llm.engine = Engine(model_config, params, _engine_config(options), tokenizer)
-        llm._num_requests = 0
+        llm._numbers = itertools.count()
         return llm
 
     def generate(
@@ -178,9 +179,7 @@ class LLM:
             for request in requests:
                 self.engine.queue_request(request, every_step)
             while alive:
-                outputs = self.engine.step()
-                mine = [output for output in outputs if output.request_id in alive]
-                self.engine.unread([each for each in outputs if each.request_id not in alive])
+                mine = self.engine.step_for(alive)
                 alive -= {output.request_id for output in mine if output.finished}
                 # One that somebody else aborts never ends. While the last is there, it is enough to
                 # look at that one, so that a step costs the same whatever waits.
@@ -194,8 +193,7 @@ class LLM:
     def _new_id(self) -> str:
         """An id that nobody uses; others may have requests on the same engine."""
         while True:
-            self._num_requests += 1
-            name = f"llm-{self._num_requests - 1}"
+            name = f"llm-{next(self._numbers)}"
             if not self.engine.is_in_use(name):
                 return name
 

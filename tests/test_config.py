@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pagedjax.config import EngineConfig, ModelConfig, RopeScaling, check_dtype
+from tests.support.tiny_models import hf_config
 
 BASE = {
     "vocab_size": 128,
@@ -336,3 +337,20 @@ def test_a_dtype_of_the_contract_is_accepted(value):
 def test_another_dtype_is_named(value):
     with pytest.raises(ValueError, match=f"dtype={value!r}"):
         check_dtype("dtype", value)
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, [], {}])
+@pytest.mark.parametrize("name", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
+def test_a_boolean_that_is_none_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name}=.* must be true, false or null"):
+        ModelConfig.from_hf({**hf_config("base"), name: value})
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_attention_heads",
+                                  "rms_norm_eps", "rope_theta", "bos_token_id", "head_dim",
+                                  "initializer_range", "max_position_embeddings"])  # fmt: skip
+def test_a_number_given_as_a_string_is_refused(name):
+    config = hf_config("base")
+    config.pop("rope_parameters", None)
+    with pytest.raises(ValueError, match="'8'"):
+        ModelConfig.from_hf({**config, name: "8"})

@@ -47,3 +47,14 @@ def eos_ids(given: Any, vocab_size: int) -> tuple[int, ...]:
             "last, a list of such ids, or null"
         )
     return tuple(ids)
+
+
+def boolean(config: Mapping[str, Any], name: str) -> bool:
+    """A true or false of the config; False where it is missing or null.
+
+    Raises ValueError for anything else: `"false"`, a string, would count as true.
+    """
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} in the model's config must be true, false or null")
+    return bool(value)

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagedjax.architecture.hf_fields import eos_ids, refuse_other_mathematics, required, value_or
+from pagedjax.architecture.hf_fields import (
+    boolean,
+    eos_ids,
+    refuse_other_mathematics,
+    required,
+    value_or,
+)
 from pagedjax.architecture.rope_scaling import RopeScaling
 from pagedjax.checks.values import (
+    finite,
+    is_int,
     positive,
     positive_int,
 )
@@ -48,6 +56,9 @@ class ModelConfig:
         ):  # fmt: skip
             positive_int(name, getattr(self, name))
         positive("rms_norm_eps", self.rms_norm_eps)
+        finite("initializer_range", self.initializer_range)
+        if self.bos_token_id is not None and not is_int(self.bos_token_id):
+            raise ValueError(f"bos_token_id={self.bos_token_id!r} must be an id or null")
         object.__setattr__(self, "eos_token_ids", eos_ids(self.eos_token_ids, self.vocab_size))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -89,9 +100,9 @@ class ModelConfig:
             max_position_embeddings=value_or(
                 config.get("max_position_embeddings"), cls.max_position_embeddings
             ),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings") or False),
-            attention_bias=bool(config.get("attention_bias") or False),
-            mlp_bias=bool(config.get("mlp_bias") or False),
+            tie_word_embeddings=boolean(config, "tie_word_embeddings"),
+            attention_bias=boolean(config, "attention_bias"),
+            mlp_bias=boolean(config, "mlp_bias"),
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=config.get("eos_token_id") if eos is None else eos,  # type: ignore[arg-type]
             initializer_range=value_or(config.get("initializer_range"), cls.initializer_range),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -28,17 +25,6 @@ def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mes
     else:
         devices = mesh.devices
     return Mesh(devices, ("tp",), axis_types=(AxisType.Auto,))
-
-
-def without_context_mesh[**P, R](method: Callable[P, R]) -> Callable[P, R]:
-    """Run `method` as if the caller had not called `jax.set_mesh`: it names its own mesh."""
-
-    @wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.set_mesh(None):
-            return method(*args, **kwargs)
-
-    return run
 
 
 def sharding(mesh: Mesh, spec: PartitionSpec = PartitionSpec()) -> NamedSharding:

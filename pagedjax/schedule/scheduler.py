@@ -198,6 +198,8 @@ class Scheduler:
         if not self._waiting or not self._holdings.free_slots:
             return None
         request = self._waiting[0][1]
+        if request.num_pending:  # it would be recomputed without the token in flight
+            return None
         if not self._holdings.start(request, self._watermark if self.running else 0):
             return None
         heapq.heappop(self._waiting)

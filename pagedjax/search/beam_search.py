@@ -148,21 +148,26 @@ class BeamSearch:
 
     def run(self, prompts: Sequence[Prompt]) -> list[BeamSearchOutput]:
         """Search all prompts to the end. Whatever happens, no beam stays behind."""
-        searches = [self._begin(prompt) for prompt in prompts]
+        engine = self._engine
+        with engine.caller.turn():
+            searches = [self._begin(prompt) for prompt in prompts]
         try:
-            for search in searches:
-                first = self._engine.intake.admit(search.requests[0], self._engine.next_arrival())
-                self._engine.scheduler.add(first)
-            while any(search.requests for search in searches):
-                self._engine.unread(self._engine.step())
+            with engine.caller.turn():
                 for search in searches:
-                    if search.requests and search.is_ranked:
-                        search.requests = self._branch(search.beams, search.requests)
+                    first = engine.intake.admit(search.requests[0], engine.next_arrival())
+                    engine.scheduler.add(first)
+            while any(search.requests for search in searches):
+                with engine.caller.turn():  # other threads may call between two steps
+                    engine.step_for(())
+                    for search in searches:
+                        if search.requests and search.is_ranked:
+                            search.requests = self._branch(search.beams, search.requests)
             return [self._output(search) for search in searches]
         finally:
-            for search in searches:
-                for request in search.requests:
-                    self._engine.scheduler.abort(request)
+            with engine.caller.turn():
+                for search in searches:
+                    for request in search.requests:
+                        engine.scheduler.abort(request)
 
     def _begin(self, prompt: Prompt) -> _Search:
         engine = self._engine

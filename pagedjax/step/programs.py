@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from pagedjax.devices.host_call import in_own_settings
 from pagedjax.devices.mesh import sharding
 from pagedjax.layers.kv_cache import copy_blocks
 from pagedjax.sample.penalties import Adjustments, Tables
@@ -186,7 +187,9 @@ class Programs:
     def compile_all(self, jobs: Iterable[Job]) -> None:
         """Compile without running; several at a time, since XLA leaves Python free meanwhile."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = [pool.submit(self._compile, key, fn, *args) for key, fn, args in jobs]
+            # JAX's settings are per thread.
+            compile_one = in_own_settings(self._compile)
+            compiled = [pool.submit(compile_one, key, fn, *args) for key, fn, args in jobs]
         for each in compiled:
             each.result()
 

@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from pagedjax import models
 from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.config import EngineConfig
-from pagedjax.devices.mesh import make_mesh, without_context_mesh
+from pagedjax.devices.host_call import in_own_settings
+from pagedjax.devices.mesh import make_mesh
 from pagedjax.layers.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.outputs import CompileReport
 from pagedjax.sample.hooks import check_processor
@@ -52,7 +53,7 @@ class Runner:
     as the user gave it; params: its leaves as programs take them, see `params.placed`.
     """
 
-    @without_context_mesh
+    @in_own_settings
     def __init__(self, model: ModelConfig, params: Params, config: EngineConfig) -> None:
         check_arrays(params)
         check_params(models.family(model.model_type).param_rules(model), params)
@@ -79,7 +80,7 @@ class Runner:
         self._packer = self._make_packer(self.num_blocks)
         self._state = self._make_state(self.num_blocks)
 
-    @without_context_mesh
+    @in_own_settings
     def replace_params(self, params: Params, mesh: Mesh | None = None) -> None:
         """Use other weights from the next step on."""
         self.params: Params = placed(params, mesh or self._step_config.mesh)
@@ -106,7 +107,7 @@ class Runner:
         """Their names and shapes, in the order in which they were compiled."""
         return [" ".join(map(str, key)) for key in self._programs.seconds]
 
-    @without_context_mesh
+    @in_own_settings
     def dispatch(self, plan: Plan) -> InFlight:
         """Start a step and return at once."""
         shape = self.buckets.fit(plan)
@@ -156,7 +157,7 @@ class Runner:
         wanted = {request.variant for request in requests}
         return next(each for each in reversed(VARIANTS) if each in wanted)
 
-    @without_context_mesh
+    @in_own_settings
     def recover(self) -> None:
         """After a failed dispatch: an empty state, if the old one was lost to donation."""
         self._tables.reset()
@@ -165,7 +166,7 @@ class Runner:
                 leaf.delete()
             self._state = self._make_state(self.num_blocks)
 
-    @without_context_mesh
+    @in_own_settings
     def warmup(self) -> CompileReport:
         """Compile every shape that `dispatch` can need, without running one."""
         start = time.perf_counter()

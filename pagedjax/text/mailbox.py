@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pagedjax.outputs import RequestOutput
@@ -33,10 +33,11 @@ class Mailbox:
         taken, self._outputs = self._outputs, []
         return taken
 
-    def take_of(self, request_id: str) -> list[RequestOutput]:
-        """Those of one request."""
-        taken = [each for each in self._outputs if each.request_id == request_id]
-        self._outputs = [each for each in self._outputs if each.request_id != request_id]
+    def take_of(self, request_ids: Collection[str]) -> list[RequestOutput]:
+        """Those of some requests."""
+        taken = [each for each in self._outputs if each.request_id in request_ids]
+        if taken:
+            self._outputs = [each for each in self._outputs if each.request_id not in request_ids]
         return taken
 
 

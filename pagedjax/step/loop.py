@@ -1,0 +1,86 @@
+"""The step loop: schedule on the host, dispatch to the device, commit when the tokens arrive.
+
+With one step in flight, step n+1 is dispatched before the tokens of step n are read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pagedjax.schedule.plan import Plan
+from pagedjax.schedule.scheduler import Scheduler
+from pagedjax.schedule.tally import Tally
+from pagedjax.step.in_flight import InFlight
+from pagedjax.step.runner import Runner
+from pagedjax.step.scores import Scores
+from pagedjax.text.mailbox import Mailbox
+from pagedjax.text.transcript import Transcript
+
+
+class StepLoop:
+    """Advances a scheduler and a runner together.
+
+    transcripts: of the requests that have not ended. unread: their outputs that nobody has read.
+    only_ends: whether outputs are made only of requests that end.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, steps_in_flight: int) -> None:
+        self._runner, self._scheduler = runner, scheduler
+        self._steps_in_flight = steps_in_flight
+        self._in_flight: deque[InFlight] = deque()
+        self.transcripts: dict[str, Transcript] = {}
+        self.scores = Scores()
+        self.unread = Mailbox()
+        self.tally = Tally()
+        self.only_ends = False
+
+    def step(self) -> None:
+        """Dispatch the next step, and commit the one before it, or the last one."""
+        with self.tally.time.step():
+            self._runner.check_alive()
+            with self._recovering():
+                plan = self._scheduler.schedule()
+                if plan.rows:
+                    self._dispatch(plan)
+                if len(self._in_flight) > (self._steps_in_flight if plan.rows else 0):
+                    self._commit(self._in_flight.popleft())
+
+    def drain(self) -> None:
+        """Commit all steps in flight."""
+        with self._recovering():
+            while self._in_flight:
+                self._commit(self._in_flight.popleft())
+
+    def _dispatch(self, plan: Plan) -> None:
+        dispatched = self._runner.dispatch(plan)
+        self.tally.time.dispatch(all(each.is_done for each in self._in_flight))
+        self._in_flight.append(dispatched)
+        self.tally.add_step(self._scheduler, plan.num_tokens, dispatched.padded_tokens)
+
+    def _commit(self, done: InFlight) -> None:
+        with self.tally.time.waiting():
+            done.wait()
+        tokens = done.read_tokens()
+        self.scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
+        progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
+        self.tally.generated_tokens += len(progressed)
+        for request_id in dict.fromkeys(each.id for each in progressed):
+            transcript = self.transcripts[request_id]
+            output = transcript.advance(self._scheduler.stop, self.only_ends)
+            if output:
+                self.unread.add(output)
+            if transcript.is_finished:
+                del self.transcripts[request_id]
+
+    @contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """After a failure within: nothing in flight, nothing running, a state that exists."""
+        try:
+            yield
+        except BaseException:
+            self._in_flight.clear()
+            self._scheduler.restart()
+            self._runner.recover()
+            raise
