@@ -17,7 +17,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.convert import load_checkpoint
 from pagedjax.devices.mesh import make_mesh
 from pagedjax.engine import Engine
-from pagedjax.intake.intake import Prompt
+from pagedjax.intake.prompts import Prompt
 from pagedjax.outputs import CompletionOutput, FinishReason, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request
@@ -72,7 +72,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; the outputs are in the order of the prompts.
 
-        prompts: one text or list of token ids, or a list of those.
+        prompts: one text or list of token ids, or a list of those; also vLLM's dicts with "prompt"
+            or "prompt_token_ids", and, if wanted, a "cache_salt" that counts before the one in
+            SamplingParams.
         sampling_params: None for the defaults, one for all, or one per prompt.
         on_error: everything is checked before any work. "raise": one ValueError names every bad
             index and why. "return": the good ones run, and a bad one's output has finish_reason
@@ -231,12 +233,12 @@ def _ended(request_id: str, reason: FinishReason, why: str | None) -> RequestOut
 
 
 def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     is_array = getattr(prompts, "ndim", 1) > 0 and isinstance(prompts, Iterable)
-    if isinstance(prompts, bytes | bytearray | Mapping) or not is_array:
+    if isinstance(prompts, bytes | bytearray) or not is_array:
         raise TypeError(
-            f"prompts={prompts!r}: give a text, a list of token ids, or a list of those"
+            f"prompts={prompts!r}: give a text, a list of token ids, a dict, or a list of those"
         )
     listed = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     return [listed] if listed and _is_int(listed[0]) else listed

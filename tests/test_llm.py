@@ -62,7 +62,7 @@ def test_token_ids_in_any_form(make: Any) -> None:
     assert ids(llm, make(PROMPTS[0]), GREEDY) == ids(llm, [PROMPTS[0]], GREEDY)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"ab", {"prompt_token_ids": [1]}])
+@pytest.mark.parametrize("prompts", [None, 5, b"ab"])
 def test_what_is_no_prompt_is_named(prompts: Any) -> None:
     llm = make_llm()
     with pytest.raises(TypeError, match="prompts=.*give a text, a list of token ids"):

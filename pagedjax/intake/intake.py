@@ -12,13 +12,13 @@ import numpy as np
 
 from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.checks.values import check_seed, is_int, plain_list, plain_number
+from pagedjax.intake.prompts import Prompt as Prompt
+from pagedjax.intake.prompts import parse_prompt
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
 from pagedjax.schedule.request import Request, Status
 from pagedjax.schedule.token_edits import TokenEdits
 from pagedjax.text.encode import encode, encode_word
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Intake:
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r} must be a SamplingParams")
-        ids = self._token_ids(prompt)
+        content, salt = parse_prompt(prompt)
+        ids = self._token_ids(content)
         if len(ids) >= self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for output in "
@@ -66,7 +67,7 @@ class Intake:
             eos_ids=eos_ids,
             edits=self._edits(params, stop_ids | eos_ids),
             num_prompt_logprobs=0 if params.prompt_logprobs is None else len(ids) - 1,
-            namespace=params.cache_salt,
+            namespace=params.cache_salt if salt is None else salt,
         )
         first.siblings = [
             first.copy(sample_index=i, status=Status.HELD, num_prompt_logprobs=0)
@@ -159,7 +160,7 @@ class Intake:
             namespace=namespace,
         )  # fmt: skip
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError(f"the prompt {prompt!r} is text and there is no tokenizer")

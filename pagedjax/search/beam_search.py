@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pagedjax.checks.values import is_finite, is_int, plain_number
 from pagedjax.engine import Engine
-from pagedjax.intake.intake import Prompt
+from pagedjax.intake.prompts import Prompt
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request
 from pagedjax.text.detokenizer import Detokenizer

@@ -1,0 +1,50 @@
+"""What users may give as a prompt: a text, a list of token ids, or one of vLLM's dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+CONTENTS = ("prompt", "prompt_token_ids")
+KEYS = (*CONTENTS, "cache_salt")
+
+
+class ParsedPrompt(NamedTuple):
+    """A text or token ids, not checked any further, and a salt of the prompt's own, if it has one.
+
+    cache_salt: None where the one in SamplingParams counts.
+    """
+
+    content: str | Sequence[int]
+    cache_salt: str | None = None
+
+
+def parse_prompt(prompt: Prompt) -> ParsedPrompt:
+    """Take a prompt apart. ValueError names what is wrong with a dict."""
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(prompt)
+    unknown = [repr(key) for key in prompt if key not in KEYS]
+    if unknown:
+        raise ValueError(
+            f"the prompt has the unknown key {', '.join(unknown)}; supported: {_quoted(KEYS)}"
+        )
+    given = [key for key in CONTENTS if key in prompt]
+    if len(given) != 1:
+        raise ValueError(
+            f"the prompt {dict(prompt)!r} must have one of {_quoted(CONTENTS)}; "
+            f"it has {'both' if given else 'neither'}"
+        )
+    content = prompt[given[0]]
+    if isinstance(content, Mapping) or isinstance(content, str) != (given[0] == "prompt"):
+        wanted = "a string" if given[0] == "prompt" else "a list of token ids"
+        raise ValueError(f"the prompt's {given[0]}={content!r} must be {wanted}")
+    salt = prompt.get("cache_salt")
+    if not isinstance(salt, str | None):
+        raise ValueError(f"the prompt's cache_salt={salt!r} must be a string or None")
+    return ParsedPrompt(content, salt)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,78 @@
+"""The calls that users of other engines bring along, each as they write it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedjax import LLM, SamplingParams
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.tiny_llama import GREEDY, make_engine, tiny
+
+TEXT = "the same long beginning, "  # more than a block of 16
+
+
+def make_llm(tokenizer: Any = None, **options: Any) -> LLM:
+    options = {"num_blocks": 64, "max_num_seqs": 8, **options}
+    return LLM.from_params(*tiny("base"), tokenizer or ByteTokenizer(), **options)
+
+
+def ids(llm: LLM, *args: Any, **kwargs: Any) -> list[list[int]]:
+    outputs = llm.generate(*args, use_tqdm=False, **kwargs)
+    return [each.outputs[0].token_ids for each in outputs]
+
+
+def test_prompts_may_be_dicts_alone_and_in_lists() -> None:
+    llm = make_llm()
+    (wanted,) = ids(llm, TEXT, GREEDY)
+    text, tokens = {"prompt": TEXT}, {"prompt_token_ids": list(TEXT.encode())}
+    assert ids(llm, text, GREEDY) == ids(llm, tokens, GREEDY) == [wanted]
+    assert ids(llm, [text, TEXT, tokens], GREEDY) == [wanted] * 3
+    last = list(llm.stream(text, GREEDY))[-1]
+    assert last.outputs[0].token_ids == wanted
+    assert llm.beam_search(text, 2, 3)[0].prompt_token_ids == tokens["prompt_token_ids"]
+
+
+def test_the_engine_takes_dicts() -> None:
+    engine = make_engine(tokenizer=ByteTokenizer())
+    engine.add_request("a", {"prompt": TEXT}, GREEDY)
+    assert engine.run()[0].prompt_token_ids == list(TEXT.encode())
+
+
+def test_the_salt_of_a_prompt_counts_before_that_of_its_params() -> None:
+    llm = make_llm()
+
+    def cached(salt: dict, params_salt: str | None) -> int:
+        params = SamplingParams(max_tokens=2, cache_salt=params_salt)
+        return llm.generate({"prompt": TEXT, **salt}, params, use_tqdm=False)[0].num_cached_tokens
+
+    mine = {"cache_salt": "mine"}
+    assert cached({}, None) == 0 and cached({}, None) > 0
+    assert cached(mine, None) == 0 and cached(mine, "another") > 0
+    assert cached({}, "another") == 0
+    assert cached({"cache_salt": None}, "mine") > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'; supported"),
+        ({"prompt": "a", 5: 6}, "unknown key 5; supported: 'prompt', 'prompt_token_ids'"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "must have one of .* has both"),
+        ({"cache_salt": "a"}, "must have one of .* has neither"),
+        ({}, "has neither"),
+        ({"prompt": [1]}, r"prompt=\[1\] must be a string"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids='a' must be a list of token ids"),
+        ({"prompt_token_ids": {}}, "prompt_token_ids={} must be a list of token ids"),
+        ({"prompt_token_ids": 5}, "the prompt 5 must be a string or a list of token ids"),
+        ({"prompt_token_ids": []}, "empty"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt=5 must be a string or None"),
+    ],
+)
+def test_a_wrong_dict_is_refused_by_name(prompt: Any, message: str) -> None:
+    llm = make_llm()
+    with pytest.raises(ValueError, match=f"prompt 0: .*{message}"):
+        llm.generate(prompt, use_tqdm=False)
+    with pytest.raises(ValueError, match=message):
+        llm.engine.add_request("a", prompt)
