@@ -112,7 +112,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         beam_width: int,
-        max_tokens: int,
+        max_tokens: int | None,
         length_penalty: float = 1.0,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt by beam search; see `beam_search`.

@@ -22,7 +22,8 @@ class SamplingParams:
     n: samples of the prompt, 16384 at most, which share its keys; `outputs` has one entry for each.
     seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
         None: derived from the engine's seed and the request's arrival number.
-    max_tokens: output tokens at most. stop_token_ids: end the output, and are part of it.
+    max_tokens: output tokens at most; None: up to the engine's max_model_len. stop_token_ids: end
+        the output, and are part of it.
     min_tokens: neither an end id nor a stop string ends the output within its first `min_tokens`
         tokens; a stop string that begins in their text may end in the text after it.
     stop: a string, or several, whose appearance in `text` ends the output and is its stop_reason.
@@ -55,7 +56,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -102,19 +103,24 @@ class SamplingParams:
                 f"n={self.n} exceeds {MAX_SAMPLES}, the most samples of a request; "
                 "give the prompt to several requests"
             )
-        if not is_int(self.max_tokens) or self.max_tokens < 1:
-            raise ValueError(
-                f"max_tokens={self.max_tokens!r} must be an int >= 1; "
-                "to score without generating use compute_logprobs"
-            )
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
+        self._check_max_tokens()
         if not is_int(self.priority):
             raise ValueError(f"priority={self.priority!r} must be an int")
         if self.seed is not None:
             check_seed(self.seed)
         if not isinstance(self.cache_salt, str | None):
             raise ValueError(f"cache_salt={self.cache_salt!r} must be a string or None")
+
+    def _check_max_tokens(self) -> None:
+        if self.max_tokens is None:
+            return
+        if not is_int(self.max_tokens) or self.max_tokens < 1:
+            raise ValueError(
+                f"max_tokens={self.max_tokens!r} must be an int >= 1, or None for all that fits; "
+                "to score without generating use compute_logprobs"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
 
     def _check_token_ids(self) -> None:
         for name, least in (("stop_token_ids", 0), ("allowed_token_ids", 1)):

@@ -76,3 +76,36 @@ def test_a_wrong_dict_is_refused_by_name(prompt: Any, message: str) -> None:
         llm.generate(prompt, use_tqdm=False)
     with pytest.raises(ValueError, match=message):
         llm.engine.add_request("a", prompt)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3])
+def test_without_max_tokens_the_model_length_ends_the_output(min_tokens: int) -> None:
+    llm = make_llm(max_model_len=32)
+    params = SamplingParams(
+        temperature=0, max_tokens=None, min_tokens=min_tokens, ignore_eos=True, n=2
+    )
+    outputs = llm.generate([1, 2, 3], params, use_tqdm=False)[0].outputs
+    assert [len(each.token_ids) for each in outputs] == [29, 29]
+    assert [each.finish_reason for each in outputs] == ["length", "length"]
+    bounded = ids(llm, [1, 2, 3], SamplingParams(temperature=0, max_tokens=29, ignore_eos=True))
+    assert bounded == [outputs[0].token_ids]
+
+
+def test_without_max_tokens_a_stop_still_ends_the_output() -> None:
+    llm = make_llm(max_model_len=32)
+    (wanted,) = ids(llm, [1, 2, 3], GREEDY)
+    params = SamplingParams(temperature=0, max_tokens=None, stop_token_ids=[wanted[4]])
+    output = llm.generate([1, 2, 3], params, use_tqdm=False)[0].outputs[0]
+    assert output.finish_reason == "stop" and len(output.token_ids) <= 5
+
+
+def test_without_max_tokens_beam_search_goes_on_to_the_model_length() -> None:
+    llm = make_llm(max_model_len=12)
+    bounded, unbounded = (llm.beam_search([[1, 2, 3]], 2, count) for count in (9, None))
+    assert bounded == unbounded
+
+
+def test_a_small_pool_bounds_an_output_without_max_tokens() -> None:
+    llm = make_llm(num_blocks=2)
+    (tokens,) = ids(llm, [1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(tokens) == 2 * 16 + 1 - 3

@@ -55,14 +55,12 @@ class Intake:
         self._check_logprobs(params)
         self._check_extra(params)
         eos_ids = frozenset(() if params.ignore_eos else self.model.eos_token_ids)
-        pool_tokens = self.blocks.num_blocks * self.blocks.block_size
         first = Request(
             id=request_id,
             tokens=ids,
             num_prompt=len(ids),
             params=params,
-            # A pool filled by one request alone still yields one more token, which needs no slot.
-            max_len=min(len(ids) + params.max_tokens, self.max_model_len, pool_tokens + 1),
+            max_len=self._max_len(len(ids), params.max_tokens),
             stop_ids=stop_ids,
             eos_ids=eos_ids,
             edits=self._edits(params, stop_ids | eos_ids),
@@ -74,6 +72,12 @@ class Intake:
             for i in range(1, params.n)
         ]
         return first
+
+    def _max_len(self, num_prompt: int, max_tokens: int | None) -> int:
+        """Most tokens of a request: what the model, the pool and `max_tokens` allow."""
+        # A pool filled by one request alone still yields one more token, which needs no slot.
+        most = min(self.max_model_len, self.blocks.num_blocks * self.blocks.block_size + 1)
+        return most if max_tokens is None else min(num_prompt + max_tokens, most)
 
     def _edits(self, params: SamplingParams, end_ids: frozenset[int]) -> TokenEdits:
         """The ids that the request favours and forbids, checked against the vocabulary."""

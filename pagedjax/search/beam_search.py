@@ -129,7 +129,7 @@ class BeamSearch:
     """The searches of several prompts, run together on one engine."""
 
     def __init__(
-        self, engine: Engine, beam_width: int, max_tokens: int, length_penalty: float
+        self, engine: Engine, beam_width: int, max_tokens: int | None, length_penalty: float
     ) -> None:
         beam_width = plain_number(beam_width)
         if not is_int(beam_width) or beam_width < 1:
