@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from pagedjax.architecture.model_config import ModelConfig
-from pagedjax.config import EngineConfig
 from pagedjax.convert import load_checkpoint
 from pagedjax.devices.mesh import make_mesh
 from pagedjax.engine import Engine
+from pagedjax.engine_options import EngineOptions, engine_config
 from pagedjax.intake.prompts import Prompt
 from pagedjax.outputs import CompletionOutput, FinishReason, RequestOutput
 from pagedjax.sampling_params import SamplingParams
@@ -42,8 +41,10 @@ class LLM:
         print(llm.generate("The capital of France is")[0].outputs[0].text)
     """
 
-    def __init__(self, model: str | Path, dtype: str = "auto", **options: Any) -> None:
-        config = _engine_config(options)
+    def __init__(
+        self, model: str | Path, dtype: str = "auto", **options: Unpack[EngineOptions]
+    ) -> None:
+        config = engine_config(options)
         mesh = make_mesh(config.mesh)  # type: ignore[arg-type]
 
         def check(model_config: ModelConfig) -> None:  # reading the weights may take minutes
@@ -55,11 +56,15 @@ class LLM:
 
     @classmethod
     def from_params(
-        cls, model_config: ModelConfig, params: Params, tokenizer: Any = None, **options: Any
+        cls,
+        model_config: ModelConfig,
+        params: Params,
+        tokenizer: Any = None,
+        **options: Unpack[EngineOptions],
     ) -> LLM:
         """The facade over params that are already in this process; they are not copied."""
         llm = cls.__new__(cls)
-        llm.engine = Engine(model_config, params, _engine_config(options), tokenizer)
+        llm.engine = Engine(model_config, params, engine_config(options), tokenizer)
         llm._numbers = itertools.count()
         return llm
 
@@ -198,14 +203,6 @@ class LLM:
             name = f"llm-{next(self._numbers)}"
             if not self.engine.is_in_use(name):
                 return name
-
-
-def _engine_config(options: dict[str, Any]) -> EngineConfig:
-    known = [each.name for each in fields(EngineConfig)]
-    unknown = sorted(options.keys() - set(known))
-    if unknown:
-        raise TypeError(f"unknown option {', '.join(unknown)}; options: {', '.join(known)}")
-    return EngineConfig(**options)
 
 
 def _per_prompt(

@@ -18,6 +18,7 @@ FLOORS = (
     "pagedjax.checks",
     "pagedjax.architecture",
     "pagedjax.config",
+    "pagedjax.engine_options",
     "pagedjax.sampling_params",
     "pagedjax.outputs",
     "pagedjax.devices",

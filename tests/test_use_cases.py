@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Unpack, get_type_hints
 
 import pytest
 
-from pagedjax import LLM, SamplingParams
+from pagedjax import LLM, EngineConfig, SamplingParams
+from pagedjax.engine_options import EngineOptions
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.tiny_llama import GREEDY, make_engine, tiny
 
@@ -109,3 +111,14 @@ def test_a_small_pool_bounds_an_output_without_max_tokens() -> None:
     llm = make_llm(num_blocks=2)
     (tokens,) = ids(llm, [1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(tokens) == 2 * 16 + 1 - 3
+
+
+def test_the_typed_options_are_the_fields_of_the_config() -> None:
+    assert get_type_hints(EngineOptions) == get_type_hints(EngineConfig)
+    assert not EngineOptions.__required_keys__
+
+
+@pytest.mark.parametrize("method", [LLM.__init__, LLM.from_params])
+def test_options_are_typed_where_they_are_given(method: Any) -> None:
+    parameter = inspect.signature(method, eval_str=True).parameters["options"]
+    assert parameter.annotation == Unpack[EngineOptions]
