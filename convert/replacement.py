@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,11 +27,12 @@ def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
     """Give a new folder beside `dst` that becomes `dst` when the block ends without an exception.
 
     After any exception, an interrupt too, the new folder is gone and what was at `dst` is still
-    there.
+    there. Once the new folder is in place nothing raises, not even an interrupt while the old one
+    is removed.
     """
     dst = dst if dst.is_symlink() else dst.resolve()  # `.` cannot be renamed by that name
     made = _make_parents(dst)
-    folder = _sibling(dst)
+    folder = _sibling(dst, "new")
     try:
         folder.mkdir()
         yield folder
@@ -61,22 +63,40 @@ def _make_parents(dst: Path) -> list[Path]:
     return made
 
 
-def _sibling(dst: Path) -> Path:
+def _sibling(dst: Path, what: str) -> Path:
     # On the same file system, so that the last step is a rename.
-    return dst.absolute().parent / f".{dst.name}.{uuid.uuid4().hex[:12]}"
+    return dst.absolute().parent / f".{dst.name}.{what}-{uuid.uuid4().hex[:12]}"
 
 
 def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
     # Someone else may have made it since it was checked first.
     _check_free(dst, overwrite)
-    if not dst.exists():
-        folder.rename(dst)
-        return
-    old = _sibling(dst)
-    dst.rename(old)
+    new, old = folder.stat(), _sibling(dst, "old")
     try:
+        if dst.exists():
+            dst.rename(old)
         folder.rename(dst)
     except BaseException:
-        old.rename(dst)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        # An interrupt may come after the last rename, and then the work is done.
+        if not (dst.exists() and os.path.samestat(new, dst.stat())):
+            if old.exists():
+                old.rename(dst)
+            raise
+    if old.exists():
+        _remove(old, dst)
+
+
+def _remove(old: Path, dst: Path) -> None:
+    """Remove what was at `dst`, whose successor is in place: no failure here is one of the whole.
+
+    What cannot be removed, or not before an interrupt, is named in one line.
+    """
+    rest = _sibling(dst, "half-removed")
+    with suppress(BaseException):
+        old.rename(rest)
+        shutil.rmtree(rest, ignore_errors=True)
+    for left in (old, rest):
+        if left.exists():
+            print(
+                f"{dst} is replaced; remove what is left of the old folder: {left}", file=sys.stderr
+            )

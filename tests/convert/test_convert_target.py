@@ -102,6 +102,67 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
         assert names(tmp_path / "a") == ["mine.txt"]
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, OSError])
+def test_a_failure_to_remove_the_old_folder_is_no_failure(tmp_path, monkeypatch, capsys, failure):
+    """The new folder is in place; what is left of the old one has a plain name, and is named."""
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "out").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "out" / name).write_text("old")
+    real = os.unlink
+    removed = []
+
+    def fail_at_second(path, **options):
+        if Path(path).name in ("one", "two"):
+            removed.append(path)
+            if len(removed) == 2:
+                raise failure
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", fail_at_second)
+    convert(tmp_path / "hf", tmp_path / "out", overwrite=True, progress=False)
+    assert len(removed) == 2 and checkpoint.is_converted(tmp_path / "out")
+    rest, *others = names(tmp_path)
+    assert rest.startswith(".out.half-removed-") and others == ["hf", "out"]
+    assert len(names(tmp_path / rest)) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and str(tmp_path / rest) in said
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_interrupt_just_after_the_new_folder_is_in_place(tmp_path, monkeypatch, existing):
+    write_hf_folder("base", tmp_path / "hf")
+    if existing:
+        (tmp_path / "out").mkdir()
+    real = Path.rename
+
+    def interrupted(self, target):
+        real(self, target)
+        if Path(target).name == "out":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    convert(tmp_path / "hf", tmp_path / "out", overwrite=True, progress=False)
+    assert checkpoint.is_converted(tmp_path / "out") and names(tmp_path) == ["hf", "out"]
+
+
+def test_an_interrupt_just_after_the_old_folder_has_moved_puts_it_back(tmp_path, monkeypatch):
+    write_hf_folder("base", tmp_path / "hf")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    real = Path.rename
+
+    def interrupted(self, target):
+        real(self, target)
+        if self.name == "out":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "hf", tmp_path / "out", overwrite=True, progress=False)
+    assert names(tmp_path) == ["hf", "out"] and names(tmp_path / "out") == ["mine.txt"]
+
+
 def test_verification_names_the_leaf(tmp_path, monkeypatch):
     write_hf_folder("base", tmp_path / "hf")
     real = checkpoint.read_leaves
