@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -16,17 +15,16 @@ from pagedjax.convert import load_checkpoint
 from pagedjax.devices.mesh import make_mesh
 from pagedjax.engine import Engine
 from pagedjax.engine_options import EngineOptions, engine_config
-from pagedjax.intake.prompts import Prompt
+from pagedjax.intake.prompts import Prompt, listed
 from pagedjax.outputs import CompletionOutput, FinishReason, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request
 from pagedjax.search.beam_search import BeamSearch, BeamSearchOutput
 from pagedjax.step.resolved_options import settle
 from pagedjax.step.scores import ScoredArrays
-from pagedjax.text.encode import encode_chat
+from pagedjax.text.chat import ChatOptions, Messages, encode_chat
 from pagedjax.weights.params import Params
 
-Messages = Sequence[dict[str, str]]
 OnError = Literal["raise", "return"]
 
 
@@ -86,25 +84,42 @@ class LLM:
             "error" and the message as its stop_reason.
         """
         return self._complete(
-            _listed(prompts), lambda prompt: prompt, sampling_params, use_tqdm, on_error
+            listed(prompts), lambda prompt: prompt, sampling_params, use_tqdm, on_error
         )
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, by the checkpoint's own chat template.
 
-        messages: dicts with "role" and "content". The rest is as in `generate`.
+        messages: dicts with "role" and "content", which is a text or a list of text parts.
+        tools to chat_template_kwargs: see `ChatOptions`. The rest is as in `generate`.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise TypeError(f"messages={messages!r} must be a list of dicts, or a list of those")
-        one = len(messages) > 0 and isinstance(messages[0], dict)
-        listed = [messages] if one else list(messages)
-        return self._complete(listed, self.encode_chat, sampling_params, use_tqdm, on_error)
+        options = ChatOptions(
+            tools, chat_template, add_generation_prompt, continue_final_message,
+            chat_template_kwargs,
+        )  # fmt: skip
+        one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations = [messages] if one else list(messages)
+        return self._complete(
+            conversations,
+            lambda each: self._encode_chat(each, options),
+            sampling_params,
+            use_tqdm,
+            on_error,
+        )
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -126,7 +141,7 @@ class LLM:
         would refuse, and for a width or penalty out of range.
         """
         search = BeamSearch(self.engine, beam_width, max_tokens, length_penalty)
-        return search.run(_listed(prompts))
+        return search.run(listed(prompts))
 
     def compute_logprobs(
         self, token_lists: Sequence[Sequence[int]], *, return_arrays: bool = False
@@ -137,11 +152,27 @@ class LLM:
         """
         return self.engine.compute_logprobs(token_lists, return_arrays=return_arrays)
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation by the model's template, ready for the answer."""
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation by the model's template, ready for the answer; see `chat`."""
+        options = ChatOptions(
+            tools, chat_template, add_generation_prompt, continue_final_message,
+            chat_template_kwargs,
+        )  # fmt: skip
+        return self._encode_chat(messages, options)
+
+    def _encode_chat(self, messages: Messages, options: ChatOptions) -> list[int]:
         if self.engine.tokenizer is None:
             raise ValueError("chat needs a tokenizer, and the model has none")
-        return encode_chat(self.engine.tokenizer, messages)
+        return encode_chat(self.engine.tokenizer, messages, options)
 
     def _complete(
         self,
@@ -227,23 +258,3 @@ def _ended(request_id: str, reason: FinishReason, why: str | None) -> RequestOut
         stop_reason=why,
     )  # fmt: skip
     return RequestOutput(request_id, prompt_token_ids=[], outputs=[completion], finished=True)
-
-
-def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    is_array = getattr(prompts, "ndim", 1) > 0 and isinstance(prompts, Iterable)
-    if isinstance(prompts, bytes | bytearray) or not is_array:
-        raise TypeError(
-            f"prompts={prompts!r}: give a text, a list of token ids, a dict, or a list of those"
-        )
-    listed = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
-    return [listed] if listed and _is_int(listed[0]) else listed
-
-
-def _is_int(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True

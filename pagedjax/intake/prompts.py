@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -48,3 +49,24 @@ def parse_prompt(prompt: Prompt) -> ParsedPrompt:
 
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """The prompts as a list, of one alone as well. TypeError for what is none."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    is_array = getattr(prompts, "ndim", 1) > 0 and isinstance(prompts, Iterable)
+    if isinstance(prompts, bytes | bytearray) or not is_array:
+        raise TypeError(
+            f"prompts={prompts!r}: give a text, a list of token ids, a dict, or a list of those"
+        )
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    return [items] if items and _is_int(items[0]) else items
+
+
+def _is_int(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

@@ -1,8 +1,7 @@
-"""Text to token ids: prompts, words within a text, and chat templates."""
+"""Text to token ids: prompts, words within a text, and what a chat template wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -25,20 +24,8 @@ def encode_word(tokenizer: Any, word: str) -> list[tuple[int, ...]]:
     return [tuple(each) for each in ids if each]
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation by the tokenizer's own template, ready for the answer.
-
-    The template runs in jinja2's sandbox. Raises ValueError when there is no template, or when
-    the template refuses the conversation.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the tokenizer has no chat template; use generate with a plain prompt")
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=False
-        )
-    except Exception as error:  # the template is the checkpoint's program and may raise anything
-        raise ValueError(f"the chat template refuses the conversation: {error}") from error
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that has all its special tokens, as a chat template writes it."""
     return _ids(tokenizer.encode(_unicode(text), add_special_tokens=False))
 
 

@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request, Status
+from pagedjax.text.chat import encode_chat
 from pagedjax.text.detokenizer import Detokenizer
-from pagedjax.text.encode import encode, encode_chat
+from pagedjax.text.encode import encode
 from pagedjax.text.transcript import Transcript
 from tests.support.byte_tokenizer import BOS, EOS, ByteTokenizer, WordTokenizer
 
@@ -330,7 +331,7 @@ def test_the_refusal_says_what_the_template_said():
 @pytest.mark.parametrize(
     "messages",
     [[], "hello", ["hello"], [{"role": "user"}], [{"role": "user", "content": None}],
-     [{"role": "user", "content": [{"type": "text", "text": "be brief"}]}]],
+     [{"role": "user", "content": [{"type": "image_url"}]}]],
     ids=["empty", "text", "list of text", "no content", "null", "parts"],
 )  # fmt: skip
 def test_messages_that_the_template_cannot_join_are_a_value_error(messages):
