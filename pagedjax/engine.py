@@ -63,6 +63,13 @@ class Engine:
         self._transcripts, self._unread = self._loop.transcripts, self._loop.unread
         self._num_arrivals = 0
 
+    def __repr__(self) -> str:
+        running, waiting = len(self.scheduler.running), self.scheduler.num_waiting
+        return (
+            f"Engine({self.model_config.model_type}, {self._runner.description}, "
+            f"{running} running, {waiting} waiting)"
+        )
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "an Engine holds device arrays and compiled programs and cannot be pickled or copied; "

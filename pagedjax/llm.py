@@ -66,6 +66,9 @@ class LLM:
         llm._numbers = itertools.count()
         return llm
 
+    def __repr__(self) -> str:
+        return f"LLM({self.engine!r})"
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+SHOWN = 40  # characters of a text in a repr
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -38,6 +39,13 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
 
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else self.text[:SHOWN] + "..."
+        return (
+            f"CompletionOutput({self.index}, {len(self.token_ids)} tokens, {text!r}, "
+            f"{self.finish_reason!r})"
+        )
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -54,6 +62,12 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestOutput({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, "
+            f"{self.outputs!r}, finished={self.finished})"
+        )
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,15 @@ class Runner:
             check_alive(self.given_params)
 
     @property
+    def description(self) -> str:
+        """Params' dtype, device, pool and attention, in a few words."""
+        return (
+            f"{self.params['embed'].dtype} on {self.device}, {self.num_blocks} blocks of "
+            f"{self._config.block_size} {self._kv_dtype}, attention "
+            f"{self._step_config.implementation!r}"
+        )
+
+    @property
     def device(self) -> jax.Device:
         """Where results come from."""
         return self._step_config.mesh.devices.flat[0]

@@ -227,3 +227,17 @@ def test_a_request_preempted_between_two_steps_keeps_its_token_in_flight() -> No
     engine.scheduler._preempt(request)
     assert finished(engine.run()) == finished(wanted.run())
     engine.scheduler.check()
+
+
+def test_representations_are_one_short_line() -> None:
+    llm = make_llm()
+    shown = repr(llm)
+    assert shown == (
+        "LLM(Engine(llama, float32 on cpu:0, 64 blocks of 16 float32, attention 'xla', "
+        "0 running, 0 waiting))"
+    )
+    (output,) = llm.generate([[5] * 30], GREEDY, use_tqdm=False)
+    assert repr(output) == (
+        "RequestOutput('llm-0', prompt of 30 tokens, [CompletionOutput(0, 16 tokens, '', "
+        "'length')], finished=True)"
+    )
