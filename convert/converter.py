@@ -19,7 +19,7 @@ from pagedjax.weights import checkpoint
 from pagedjax.weights.params import ParamRule, Params, build_tree
 
 from .assembly import cast
-from .opener import local_path, open_source
+from .opener import expanded, local_path, open_source
 from .plan import Plan, make_plan
 from .replacement import check_target, replacement
 from .safetensors_source import CONFIG, GENERATION_CONFIG, read_json
@@ -44,7 +44,7 @@ def convert(
     All is checked before anything is written, and after any failure `dst` is as it was. Raises
     FileNotFoundError, FileExistsError, ValueError (damaged or unfitting) or NotImplementedError.
     """
-    src, dst = Path(src), Path(dst)
+    src, dst = expanded(src), expanded(dst)
     check_dtype("dtype", dtype)
     check_target(src, dst, overwrite)
     plan = make_plan(open_source(src), dtype)

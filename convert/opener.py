@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -38,12 +39,17 @@ def open_source(path: Path) -> Source:
     return open_gguf(path)
 
 
+def expanded(path: str | Path) -> Path:
+    """`path` with a leading `~` resolved, which a shell leaves alone in `--model=~/model`."""
+    return Path(os.path.expanduser(path))
+
+
 def local_path(name: str | Path) -> Path:
     """Return `name` as a path that exists, fetching it from the hub when it looks like a hub id.
 
     Raises FileNotFoundError when it neither exists nor can be fetched.
     """
-    path = Path(name)
+    path = expanded(name)
     if path.exists():
         return path
     if not HUB_ID.match(str(name)):

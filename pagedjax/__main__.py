@@ -49,8 +49,10 @@ def _cache_folder(given: str | None) -> str | None:
     """Where compiled programs are kept between runs; None to leave that to JAX."""
     if given == "none":
         return None
-    if given is not None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return given
+    if given is not None:
+        return os.path.expanduser(given)
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return None
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return str(Path(user) / "pagedjax")
 

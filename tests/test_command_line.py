@@ -90,6 +90,8 @@ def test_compiled_programs_are_kept_in_the_users_cache_folder(
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert _cache_folder(None) == str(tmp_path / ".cache" / "pagedjax")
     assert _cache_folder("mine") == "mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _cache_folder("~/mine") == str(tmp_path / "mine")
     assert _cache_folder("none") is None
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
     assert _cache_folder(None) is None, "JAX has its own folder already"

@@ -6,16 +6,18 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pagedjax.checks.one_line import no_device
+
 
 def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mesh:
     """The engine's mesh over the devices of `mesh`; None: over `device`, or the first there is.
 
     Its axis is Auto, whatever that of `mesh` is: an Explicit one would be part of all arrays'
-    types. Raises TypeError and ValueError for what is no mesh with just an axis `tp`, and
-    NotImplementedError when it is longer than 1.
+    types. Raises TypeError and ValueError for what is no mesh with just an axis `tp`,
+    NotImplementedError when it is longer than 1, and ValueError where jax has no device.
     """
     if mesh is None:
-        devices = np.array([device or jax.devices()[0]])
+        devices = np.array([device or _first_device()])
     elif not isinstance(mesh, Mesh):
         raise TypeError(f"mesh={mesh!r} must be a jax.sharding.Mesh with an axis 'tp', or None")
     elif tuple(mesh.axis_names) != ("tp",):
@@ -25,6 +27,13 @@ def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mes
     else:
         devices = mesh.devices
     return Mesh(devices, ("tp",), axis_types=(AxisType.Auto,))
+
+
+def _first_device() -> jax.Device:
+    try:
+        return jax.devices()[0]
+    except AssertionError as error:  # of jax itself, without a word
+        raise ValueError(no_device(jax.config.jax_platforms or "")) from error
 
 
 def sharding(mesh: Mesh, spec: PartitionSpec = PartitionSpec()) -> NamedSharding:

@@ -104,6 +104,11 @@ def check_arrays(params: Params) -> None:
     """Raise TypeError naming a leaf that is not a jax.Array, ValueError for mixed dtypes."""
     leaves = flatten_tree(params)
     for path, leaf in leaves.items():
+        if _is_of_nnx(leaf):
+            raise TypeError(
+                f"params leaf {'/'.join(map(str, path))} is a {type(leaf).__name__} of flax.nnx; "
+                "give the arrays within: nnx.to_pure_dict(state), or variable[...] for one"
+            )
         if not isinstance(leaf, jax.Array):
             raise TypeError(
                 f"params leaf {'/'.join(map(str, path))} is a {type(leaf).__name__}; "
@@ -114,6 +119,11 @@ def check_arrays(params: Params) -> None:
         raise ValueError(
             f"params have dtypes {', '.join(dtypes)}; supported: one of {', '.join(DTYPES[1:])}"
         )
+
+
+def _is_of_nnx(leaf: Any) -> bool:
+    # By name, as importing flax.nnx takes long.
+    return any(cls.__module__.startswith("flax.nnx") for cls in type(leaf).__mro__)
 
 
 def device_of(params: Params) -> jax.Device | None:

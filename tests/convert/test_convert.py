@@ -32,6 +32,17 @@ def test_all_kinds_give_the_same_params(tmp_path, name):
     )
 
 
+def test_the_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
+    """A shell leaves it to us in `--model=~/model`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_hf_folder("base", tmp_path / "hf")
+    convert("~/hf", "~/out", progress=False)
+    assert names(tmp_path) == ["hf", "out"]
+    assert same_params(load_checkpoint("~/hf")[1], load_checkpoint("~/out")[1])
+    with pytest.raises(FileNotFoundError, match="~nobody-here/x does not exist"):
+        load_checkpoint("~nobody-here/x")
+
+
 def test_params_hold_the_tensors(tmp_path):
     """The public structure, written out for one layer: each group's heads, its key, its value."""
     write_hf_folder("bias", tmp_path)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from pagedjax import init_params
 from pagedjax.config import ModelConfig
@@ -180,6 +181,17 @@ def test_a_leaf_of_numpy_is_named():
     tree = with_leaf(params(), QKV, np.zeros((K, G + 2, D, E), np.float32))
     with pytest.raises(TypeError, match="layers/1/qkv is a ndarray"):
         check_arrays(tree)
+
+
+@pytest.mark.parametrize("kind", [nnx.Param, nnx.Variable])
+def test_leaves_of_nnx_are_to_be_given_as_arrays(kind):
+    """Hint, not device_put, which would keep them as they are; what the hint says is accepted."""
+    state = nnx.State({"embed": kind(jnp.zeros(3)), "layers": {0: {"o": kind(jnp.zeros(2))}}})
+    with pytest.raises(TypeError, match=r"embed is a \w+ of flax.nnx; .*nnx.to_pure_dict") as error:
+        check_arrays(state)
+    assert "device_put" not in str(error.value)
+    check_arrays(nnx.to_pure_dict(state))
+    check_arrays({"embed": state["embed"][...]})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
