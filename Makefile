@@ -10,14 +10,17 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 # Much of a test's time is one thread compiling; a file stays with one worker, and its fixtures too.
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-more test-all lint format clean
 
 demo: $(VENV)/.installed $(MODEL)
 	@test -e $(CONVERTED) || $(BIN)/python -m pagedjax.convert $(MODEL) $(CONVERTED)
 	@$(BIN)/python examples/demo.py $(CONVERTED)
 
 test: $(VENV)/.installed-test $(MODEL) $(AOT)/.installed
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not more"
+
+test-more: $(VENV)/.installed-test $(MODEL) $(AOT)/.installed
+	$(BIN)/python -m pytest $(WORKERS) -m "more and not slow"
 
 test-all: $(VENV)/.installed-test $(MODEL) $(AOT)/.installed
 	$(BIN)/python -m pytest $(WORKERS)
@@ -32,7 +35,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(AOT) .models build *.egg-info
+	rm -rf $(VENV) $(AOT) .jax_cache .models build *.egg-info
 
 # A `python3.12` on the PATH may be a shim that fails, so each candidate is tried by running it.
 $(VENV)/bin/python:
