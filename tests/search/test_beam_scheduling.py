@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pagedjax.config import ModelConfig
+from pagedjax.devices.host_call import Caller
 from pagedjax.intake.intake import Intake
 from pagedjax.schedule.blocks import BlockPool
 from pagedjax.schedule.scheduler import Scheduler
@@ -40,6 +41,7 @@ class RankingEngine:
 
     def __init__(self, blocks, size, slots, budget, in_flight, caching):
         pool = BlockPool(blocks, size)
+        self.caller = Caller()
         self.scheduler = Scheduler(pool, slots, budget, caching)
         self.intake = Intake(MODEL, 200, pool, seed=0)
         self._device = RankingDevice(blocks, size, slots)
@@ -50,8 +52,9 @@ class RankingEngine:
         self._arrivals += 1
         return self._arrivals
 
-    def unread(self, outputs):
-        assert not outputs
+    def step_for(self, request_ids):
+        assert not request_ids
+        self.step()
 
     def step(self):
         plan = self.scheduler.schedule()
