@@ -1,15 +1,12 @@
-"""The block pool's bookkeeping: which of the N blocks are free, shared, or cached, and by whom.
+"""The block pool's bookkeeping: which of the N blocks are free, referenced or cached.
 
 Ints only; the keys and values themselves are in `kv_cache`. Paged memory as in "Efficient Memory
 Management for Large Language Model Serving with PagedAttention" (arXiv 2309.06180). A block is in
 exactly one of three states:
 
-    free        on the free list; its content means nothing
+    free        on the free list; its content is meaningless
     referenced  in at least one block table; may be in the prefix trie as well
     cached      in the prefix trie and in no block table; evicted, oldest first, when needed
-
-The trie's keys are exact: a node is found by its parent and by the tuple of its block's tokens, so
-no two contents can be confused. A namespace holds everything else that changes keys.
 """
 
 from __future__ import annotations
@@ -18,34 +15,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 
-WATERMARK = 32  # one in so many blocks stays free when a request is admitted beside others
-MOST_TRIED = 8  # blocks looked at for one eviction
+from pagedjax.schedule.prefix_trie import Node, PrefixTrie
+
+WATERMARK = 32  # 1/32 of the pool stays free when a request is admitted beside others
+MOST_TRIED = 8  # cached blocks looked at for one eviction
 
 
 def watermark(num_blocks: int) -> int:
-    """Blocks kept free at admission, so that a new prompt does not evict a running request."""
+    """Blocks kept free at admission, so that a new prompt does not preempt a running request."""
     return num_blocks // WATERMARK
 
 
 def with_watermark(num_needed: int) -> int:
-    """Blocks of a pool in which so many can be filled."""
+    """Smallest pool size in which `num_needed` blocks can be filled despite the watermark."""
     return num_needed + num_needed // (WATERMARK - 1) + 1
-
-
-class Node:
-    """One full block of tokens after those of its ancestors.
-
-    key: the block's tokens. A root has no block and no parent, and its key is the namespace.
-    """
-
-    __slots__ = ("alive", "block", "children", "key", "parent")
-
-    def __init__(self, parent: Node | None, key: Hashable, block: int | None) -> None:
-        self.parent = parent
-        self.key = key
-        self.block = block
-        self.children: dict[Hashable, Node] = {}
-        self.alive = True
 
 
 class BlockPool:
@@ -57,9 +40,8 @@ class BlockPool:
         # Popped from the end, so that the lowest ids go first and a small load stays compact.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_refs = [0] * num_blocks
-        self._nodes: list[Node | None] = [None] * num_blocks
+        self._trie = PrefixTrie(num_blocks, block_size)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._roots: dict[Hashable, Node] = {}
         self.version = 0  # of the cached content; `clear` starts a new one
 
     @property
@@ -88,7 +70,7 @@ class BlockPool:
         return count <= len(self._free) + len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, each with one reference; MemoryError if there are too few."""
+        """Take `count` blocks, each with one reference; MemoryError if too few are available."""
         if not self.can_allocate(count):
             raise MemoryError(
                 f"{count} blocks wanted; {self.num_free} of {self.num_blocks} free, "
@@ -125,14 +107,14 @@ class BlockPool:
             self._num_refs[block] -= 1
             if self._num_refs[block]:
                 continue
-            if self._nodes[block] is None:
+            if block not in self._trie:
                 self._free.append(block)
             else:
                 self._cached[block] = None
 
     def is_writable(self, block: int) -> bool:
         """Whether one holder alone may write: a shared or cached block is copied first."""
-        return self._num_refs[block] == 1 and self._nodes[block] is None
+        return self._num_refs[block] == 1 and block not in self._trie
 
     def num_refs(self, block: int) -> int:
         """How many tables name the block."""
@@ -141,95 +123,37 @@ class BlockPool:
     # -- the prefix trie -----------------------------------------------------------------------
 
     def match(self, namespace: Hashable, tokens: Sequence[int]) -> list[Node]:
-        """The nodes of the longest known prefix of `tokens` in whole blocks."""
-        nodes: list[Node] = []
-        node = self._roots.get(namespace)
-        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
-            node = node and node.children.get(tuple(tokens[start : start + self.block_size]))
-            if node is None:
-                break
-            nodes.append(node)
-        return nodes
+        """Return the nodes of the longest known prefix of `tokens`, in whole blocks."""
+        return self._trie.match(namespace, tokens)
 
     def enter(
         self, namespace: Hashable, parent: Node | None, tokens: Sequence[int], block: int
     ) -> Node:
-        """Make a referenced, full block findable below `parent` (None: first); return its node.
-
-        If that content is known already, the known node is returned and `block` stays private.
-        Below a parent that was evicted or cleared nothing can be found, so nothing is entered.
-        """
-        if parent is None:
-            parent = self._roots.setdefault(namespace, Node(None, namespace, None))
-        key = tuple(tokens)
-        if len(key) != self.block_size or not self._num_refs[block]:
-            raise ValueError(f"block {block} with {len(key)} tokens is not a held, full block")
-        if not parent.alive:
-            return parent
-        node = parent.children.get(key)
-        if node is None:
-            if self._nodes[block] is not None:
-                raise ValueError(f"block {block} is in the trie already")
-            node = Node(parent, key, block)
-            parent.children[key] = self._nodes[block] = node
-        return node
+        """Make a referenced, full block findable; see `PrefixTrie.enter`."""
+        if len(tokens) != self.block_size or not self._num_refs[block]:
+            raise ValueError(f"block {block} with {len(tokens)} tokens is not a held, full block")
+        return self._trie.enter(namespace, parent, tokens, block)
 
     def clear(self) -> None:
         """Forget all cached content; blocks in use stay with their holders."""
-        for root in self._roots.values():
-            self._detach(root)
-        self._roots.clear()
+        self._free_cached(self._trie.clear())
         self.version += 1
 
     def forget(self, namespace: Hashable) -> None:
         """Forget the content of one namespace; blocks in use stay with their holders."""
-        root = self._roots.pop(namespace, None)
-        if root is not None:
-            self._detach(root)
+        self._free_cached(self._trie.forget(namespace))
 
     def _evict(self) -> None:
-        """Free a least recently used cached block, and whatever is found only through it."""
-        node = self._victim()
-        assert node.parent is not None
-        del node.parent.children[node.key]
-        if node.parent.parent is None and not node.parent.children:
-            del self._roots[node.parent.key]
-        self._detach(node)
+        """Free a least recently used cached block, and cached blocks found only through it."""
+        oldest = islice(self._cached, MOST_TRIED)
+        self._free_cached(self._trie.remove(self._trie.victim(oldest, self._cached)))
 
-    def _victim(self) -> Node:
-        """A leaf, if one of the oldest blocks leads to one.
-
-        A block is older than its children only where requests hold different copies of one
-        content; then the oldest may have descendants that are younger or in use.
-        """
-        for block in islice(self._cached, MOST_TRIED):
-            node = self._nodes[block]
-            assert node is not None
-            while node.children:
-                cached = (each for each in node.children.values() if each.block in self._cached)
-                child = next(cached, None)
-                if child is None:
-                    break
-                node = child
-            else:
-                return node
-        oldest = self._nodes[next(iter(self._cached))]
-        assert oldest is not None
-        return oldest
-
-    def _detach(self, top: Node) -> None:
-        """Take a subtree out of the trie. Its unreferenced blocks become free."""
-        stack = [top]
-        while stack:
-            node = stack.pop()
-            node.alive = False
-            stack += node.children.values()
-            node.children = {}
-            if node.block is not None:
-                self._nodes[node.block] = None
-                if node.block in self._cached:
-                    del self._cached[node.block]
-                    self._free.append(node.block)
+    def _free_cached(self, blocks: Iterable[int]) -> None:
+        """Put those blocks on the free list that were cached; the others are in use."""
+        for block in blocks:
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
 
     # -- invariants ----------------------------------------------------------------------------
 
@@ -249,18 +173,5 @@ class BlockPool:
             states = (block in free) + (block in self._cached) + (count > 0)
             assert states == 1, f"block {block} is in {states} states"
             assert count == named[block], f"block {block}: {count} references, {named[block]} named"
-            assert block not in free or self._nodes[block] is None, f"free block {block} is cached"
-        self._check_trie()
-
-    def _check_trie(self) -> None:
-        found = 0
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            assert node.alive, "a dead node can be found"
-            for key, child in node.children.items():
-                assert child.key == key and child.parent is node, "a node is misplaced"
-                assert child.block is not None and self._nodes[child.block] is child
-                found += 1
-            stack += node.children.values()
-        assert found == sum(node is not None for node in self._nodes), "a node cannot be found"
+            assert block not in free or block not in self._trie, f"free block {block} is cached"
+        self._trie.check()

@@ -40,7 +40,7 @@ class Model:
         for request in live:
             held = [key for block in request.table for key in self.slots[block]]
             assert held[: len(request.keys)] == request.keys
-        for namespace, root in self.pool._roots.items():
+        for namespace, root in self.pool._trie._roots.items():
             stack = [(child, ()) for child in root.children.values()]
             while stack:
                 node, before = stack.pop()
