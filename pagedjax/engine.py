@@ -7,30 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.config import EngineConfig
-from pagedjax.devices.host_call import Caller, host_call
-from pagedjax.intake.intake import Intake, Prompt, check_fork, check_rollback
+from pagedjax.devices.host_call import Caller, InProcess, host_call
+from pagedjax.intake.branches import check_fork, check_rollback, children
+from pagedjax.intake.intake import Intake, Prompt
+from pagedjax.intake.scoring import Scoring
 from pagedjax.outputs import CompileReport, EngineStats, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
-from pagedjax.schedule.request import Request
+from pagedjax.schedule.request import Request, num_candidates
 from pagedjax.schedule.scheduler import Scheduler
 from pagedjax.step.loop import StepLoop
 from pagedjax.step.runner import Runner
 from pagedjax.step.scores import ScoredArrays, score_arrays
-from pagedjax.text.mailbox import joined
-from pagedjax.text.transcript import Transcript
+from pagedjax.text.transcripts import Transcripts
 from pagedjax.weights.params import Params, check_replacement
 
-TokenLists = Sequence[Sequence[int]]
 
-
-class Engine:
+class Engine(InProcess):
     """Continuous batching over a paged KV pool, on params that stay the caller's own.
 
     params: the tree described in `models`, on the device; held by reference, never copied.
@@ -50,30 +49,24 @@ class Engine:
         config = engine_config or EngineConfig()
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._runner = Runner(model_config, params, config)
-        blocks = BlockPool(self._runner.num_blocks, config.block_size)
-        budget = self._runner.buckets.max_num_batched_tokens
         self.scheduler = Scheduler(
-            blocks, config.max_num_seqs, budget, config.enable_prefix_caching is not False
-        )
+            BlockPool(self._runner.num_blocks, config.block_size), config.max_num_seqs,
+            self._runner.token_budget, config.enable_prefix_caching is not False,
+        )  # fmt: skip
         self.intake = Intake(
-            model_config, self.max_model_len, blocks, config.seed, tokenizer,
+            model_config, self.max_model_len, self.scheduler.blocks, config.seed, tokenizer,
             config.max_logprobs, config.extra or {},
         )  # fmt: skip
-        self._loop = StepLoop(self._runner, self.scheduler, config.steps_in_flight)
-        self._transcripts, self._unread = self._loop.transcripts, self._loop.unread
-        self._num_arrivals = 0
+        self._transcripts = Transcripts(tokenizer)
+        self._loop = StepLoop(
+            self._runner, self.scheduler, self._transcripts, config.steps_in_flight
+        )
 
     def __repr__(self) -> str:
         running, waiting = len(self.scheduler.running), self.scheduler.num_waiting
         return (
             f"Engine({self.model_config.model_type}, {self._runner.description}, "
             f"{running} running, {waiting} waiting)"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an Engine holds device arrays and compiled programs and cannot be pickled or copied; "
-            "make one in each process from the same checkpoint"
         )
 
     @property
@@ -93,27 +86,25 @@ class Engine:
         """Check a prompt and its params without queueing them; raises what `add_request` does."""
         if self.is_in_use(request_id):
             raise ValueError(f"request id {request_id!r} is in use; abort it or read its output")
-        params = SamplingParams() if sampling_params is None else sampling_params
-        return self.intake.request(request_id, prompt, params)
+        return self.intake.request(request_id, prompt, sampling_params)
 
     @host_call
     def is_in_use(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished, or an output of it unread."""
-        return request_id in self._transcripts or request_id in self._unread
+        return self._transcripts.is_in_use(request_id)
 
     @host_call
     def queue_request(self, request: Request, every_step: bool = True) -> None:
         """Queue what `make_request` returned; `every_step`: see `Transcript`."""
-        self.intake.admit(request, self.next_arrival())
-        samples = [request, *request.siblings]
-        self._transcripts[request.id] = Transcript(samples, self.tokenizer, every_step)
+        self.intake.admit(request)
+        self._transcripts.open(request, every_step)
         self._loop.tally.prompt_tokens += request.num_prompt
         self.scheduler.add(request)
 
     def add_request(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> None:
-        """Queue a prompt (text or token ids).
+        """Queue a prompt: a text, token ids, or one of vLLM's prompt dicts.
 
         Raises ValueError for an id in use, an empty prompt, ids outside the vocabulary, and a
         prompt that can never fit the model's length or the pool.
@@ -125,18 +116,15 @@ class Engine:
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and return its final output; None for an unknown id.
 
-        Its blocks and its id are free at once, and `step` never reports it. Where it has ended by
-        itself, and nobody has read that yet, the output says so.
+        Its blocks and its id are free at once, and `step` never reports it. If it had already
+        ended and that output is unread, this call returns that output.
         """
-        snapshots = self._unread.take_of((request_id,))
-        if transcript := self._transcripts.pop(request_id, None):
-            snapshots.append(transcript.abort(self.scheduler.abort))
-        return joined(snapshots) if snapshots else None
+        return self._transcripts.abort(request_id, self.scheduler.abort)
 
     @host_call
     def has_unfinished_requests(self) -> bool:
         """True while a request waits or runs, or an output waits to be read."""
-        return self.scheduler.has_unfinished() or bool(self._unread)
+        return self.scheduler.has_unfinished() or bool(self._transcripts.unread)
 
     @host_call
     def step(self) -> list[RequestOutput]:
@@ -146,7 +134,7 @@ class Engine:
         raises, and every running request goes back to the queue to be computed again.
         """
         self._loop.step()
-        return self._unread.take()
+        return self._transcripts.unread.take()
 
     @host_call
     def step_for(self, request_ids: Collection[str]) -> list[RequestOutput]:
@@ -154,7 +142,7 @@ class Engine:
 
         Outputs of other requests stay unread, for whoever else steps this engine.
         """
-        mine = self._unread.take_of(request_ids)
+        mine = self._transcripts.unread.take_of(request_ids)
         if not mine:
             outputs = self.step()
             mine = [each for each in outputs if each.request_id in request_ids]
@@ -163,28 +151,22 @@ class Engine:
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or `max_steps` times; return the finished outputs."""
-        finished, self._loop.only_ends = [], True  # nobody sees the others, so they are not made
+        finished, self._transcripts.only_ends = [], True  # nobody reads outputs before the last
         try:
             while self.has_unfinished_requests() and max_steps != 0:
                 finished += [each for each in self.step() if each.finished]
                 max_steps = None if max_steps is None else max_steps - 1
         finally:
-            self._loop.only_ends = False
+            self._transcripts.only_ends = False
         return finished
 
     @host_call
     def unread(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of somebody else's requests; the next `step` returns them first."""
-        self._unread.put_back(outputs)
-
-    @host_call
-    def next_arrival(self) -> int:
-        """A number that no earlier request has."""
-        self._num_arrivals += 1
-        return self._num_arrivals - 1
+        self._transcripts.unread.put_back(outputs)
 
     def compute_logprobs(
-        self, token_lists: TokenLists, *, return_arrays: bool = False
+        self, token_lists: Sequence[Sequence[int]], *, return_arrays: bool = False
     ) -> list[np.ndarray] | ScoredArrays:
         """Log probabilities of given tokens under the model, without generating.
 
@@ -193,24 +175,8 @@ class Engine:
         computed once. Running requests go on; the next `step` returns their outputs. Raises
         ValueError with the index of a list that is empty, too long, or not of the vocabulary.
         """
-        with self.caller.turn():
-            requests = self.intake.scorings(token_lists)
-            for request in requests:
-                self.intake.admit(request, self.next_arrival())
-            self._loop.scores.open(requests)
-            scored = [request for request in requests if len(request.tokens) > 1]
-            for request in scored:
-                self.scheduler.add(request)
-        try:
-            while not all(request.is_finished for request in scored):
-                self.step_for(())  # other threads may call in between
-        finally:
-            with self.caller.turn():
-                arrays = self._loop.scores.close(requests, self.config.block_size)
-                for request in scored:
-                    if not request.is_finished:
-                        self.scheduler.abort(request)
-                    self.scheduler.blocks.forget(request.namespace)  # nobody can name it again
+        scoring = Scoring(self.caller, self.intake, self._loop.scores, self.scheduler)
+        requests, arrays = scoring.run(token_lists, lambda: self.step_for(()))
         with self.caller.turn():
             return score_arrays(requests, arrays, self._runner.device) if return_arrays else arrays
 
@@ -230,17 +196,18 @@ class Engine:
             self.reset_prefix_cache()
 
     @host_call
-    def warmup(self) -> CompileReport:
-        """Compile every shape that serving can need, beam search apart, without running one."""
-        return self._runner.warmup()
+    def warmup(self, beam_widths: Sequence[int] = ()) -> CompileReport:
+        """Compile every shape that serving can need, without running one.
+
+        beam_widths: widths of beam searches to compile for as well.
+        """
+        return self._runner.warmup([num_candidates(w, self.intake.eos_ids) for w in beam_widths])
 
     @contextmanager
     def assert_no_compilation(self) -> Iterator[None]:
         """Raise AssertionError if this engine compiles anything within the block."""
-        before = self._runner.num_compilations
-        yield
-        if news := self._runner.compiled[before:]:
-            raise AssertionError(f"compiled: {', '.join(news)}; call warmup() first")
+        with self._runner.assert_no_compilation():
+            yield
 
     @host_call
     def stats(self) -> EngineStats:
@@ -262,14 +229,10 @@ class Engine:
         fresh seed. Steps in flight are finished first. Raises ValueError for an unknown or
         finished request, one with n > 1, ids in use, and seeds that do not match.
         """
-        parent = self._drained(request_id, "fork")
+        parent = self._loop.drained_sample(request_id, "fork")
         seeds = check_fork(new_request_ids, seeds, self.is_in_use)
-        for index, child_id in enumerate(new_request_ids):
-            arrival = self.next_arrival()
-            seed = self.intake.fresh_seed(arrival) if seeds is None else seeds[index]
-            child = parent.copy(id=child_id, arrival=arrival, seed=seed)
-            child.num_cached_tokens = parent.num_cached_tokens
-            self._transcripts[child_id] = self._transcripts[request_id].fork(child)
+        for child in children(self.intake, parent, new_request_ids, seeds):
+            self._transcripts.fork(request_id, child)
             self.scheduler.fork(parent, child)
 
     @host_call
@@ -280,18 +243,8 @@ class Engine:
         as those dropped. Raises ValueError for an unknown or finished request, one with n > 1,
         and more tokens than there are.
         """
-        request = self._drained(request_id, "rollback")
+        request = self._loop.drained_sample(request_id, "rollback")
         num_tokens = check_rollback(num_tokens, request.num_output)
         if num_tokens:
             self.scheduler.rollback(request, num_tokens)
-            self._transcripts[request_id].rewind(self._unread.take_of((request_id,)))
-
-    def _drained(self, request_id: str, what: str) -> Request:
-        """The live request of that id, with nothing of it in flight."""
-        self._loop.drain()
-        if request_id not in self._transcripts:
-            raise ValueError(f"{what}: no live request has the id {request_id!r}")
-        samples = self._transcripts[request_id].samples
-        if len(samples) > 1:
-            raise ValueError(f"{what} of {request_id!r}, which has n={len(samples)}; supported: 1")
-        return samples[0]
+            self._transcripts.rewind(request_id)

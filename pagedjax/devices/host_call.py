@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, Protocol
+from typing import Concatenate, NoReturn, Protocol
 
 import jax
 from jax.extend.core import get_opaque_trace_state
@@ -77,6 +77,18 @@ class Caller:
             )
         with self._turns, own_settings():
             yield
+
+
+class InProcess:
+    """An object that stays in the process that made it: it is neither pickled nor copied."""
+
+    caller: Caller
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"an {type(self).__name__} holds device arrays and compiled programs and cannot be "
+            "pickled or copied; make one in each process from the same checkpoint"
+        )
 
 
 class HasCaller(Protocol):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pagedjax.architecture.model_config import ModelConfig
-from pagedjax.checks.values import check_seed, is_int, plain_list, plain_number
 from pagedjax.intake.prompts import Prompt as Prompt
 from pagedjax.intake.prompts import parse_prompt
 from pagedjax.sampling_params import SamplingParams
@@ -23,7 +24,7 @@ from pagedjax.text.encode import encode, encode_word
 
 @dataclass(frozen=True)
 class Intake:
-    """The limits that requests of one engine must respect."""
+    """Makes the requests of one engine, within its limits, and numbers them as they arrive."""
 
     model: ModelConfig
     max_model_len: int
@@ -32,12 +33,25 @@ class Intake:
     tokenizer: Any = None
     max_logprobs: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
+    _arrivals: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
-    def request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
-        """A Request that can be served, to be admitted before it is queued.
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """End-of-sequence ids: the model's, and the tokenizer's where it names another."""
+        ids = set(self.model.eos_token_ids)
+        named = getattr(self.tokenizer, "eos_token_id", None)
+        if isinstance(named, int) and 0 <= named < self.model.vocab_size:
+            ids.add(named)
+        return frozenset(ids)
 
-        ValueError with the value and the remedy otherwise.
+    def request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Request:
+        """Check a prompt and its params; return a Request to be admitted before it is queued.
+
+        Raises ValueError, with the value and the remedy, for a request that can never be served.
         """
+        params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r} must be a SamplingParams")
         content, salt = parse_prompt(prompt)
@@ -54,7 +68,7 @@ class Intake:
         self._check_ids(sorted(stop_ids), "stop_token_ids")
         self._check_logprobs(params)
         self._check_extra(params)
-        eos_ids = frozenset(() if params.ignore_eos else self.model.eos_token_ids)
+        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
         first = Request(
             id=request_id,
             tokens=ids,
@@ -125,12 +139,17 @@ class Intake:
                     f"is {default.dtype}{list(default.shape)}"
                 )
 
-    def admit(self, request: Request, arrival: int) -> Request:
-        """The checked request, with its place in the order of arrival, and its seed.
+    def next_arrival(self) -> int:
+        """A number that no earlier request has."""
+        return next(self._arrivals)
 
-        Apart from the checks, so that a number is taken, and others' fresh seeds change, only by
-        a request that is served.
+    def admit(self, request: Request, arrival: int | None = None) -> Request:
+        """Give a checked request its place in the order of arrival, and its seed.
+
+        arrival: None takes the next number. This is not part of the checks, because only a request
+        that is served may take a number and so change the fresh seeds of later ones.
         """
+        arrival = self.next_arrival() if arrival is None else arrival
         seed = request.params.seed
         for each in (request, *request.siblings):
             each.arrival = arrival
@@ -205,27 +224,3 @@ class Intake:
         """A 32-bit seed of its own for each arrival, the same in every process."""
         digest = hashlib.blake2s(f"{self.seed},{arrival}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little")
-
-
-def check_fork(
-    new_request_ids: Sequence[str], seeds: Sequence[int] | None, is_in_use: Callable[[str], bool]
-) -> list[int] | None:
-    """The seeds of a fork's children; ValueError for ids in use or twice, and for wrong seeds."""
-    if isinstance(new_request_ids, str):
-        raise ValueError(f"new_request_ids={new_request_ids!r} must be a list of ids")
-    taken = [each for each in new_request_ids if is_in_use(each)]
-    if taken or len(set(new_request_ids)) != len(new_request_ids):
-        raise ValueError(f"fork needs new, different ids; got {list(new_request_ids)}")
-    if seeds is not None and len(seeds) != len(new_request_ids):
-        raise ValueError(f"{len(seeds)} seeds for {len(new_request_ids)} children")
-    return None if seeds is None else [check_seed(seed) for seed in plain_list(seeds)]
-
-
-def check_rollback(num_tokens: int, most: int) -> int:
-    """Return `num_tokens` as an int if a request has so many output tokens, else ValueError."""
-    number = plain_number(num_tokens)
-    if not is_int(number) or not 0 <= number <= most:
-        raise ValueError(
-            f"num_tokens={num_tokens!r} must be an int from 0 to {most}, all there are"
-        )
-    return number

@@ -192,3 +192,12 @@ class Request:
     def is_finished(self) -> bool:
         """True once the request has a finish reason."""
         return self.status is Status.FINISHED
+
+
+def num_candidates(beam_width: int, end_ids: frozenset[int]) -> int:
+    """Next tokens of each beam that a step of beam search must rank.
+
+    Enough to fill `beam_width` beams after every end id was drawn; further tokens of one beam
+    never matter.
+    """
+    return max(2, 1 + len(end_ids)) * beam_width

@@ -24,7 +24,7 @@ from pagedjax.checks.values import is_finite, is_int, plain_number
 from pagedjax.engine import Engine
 from pagedjax.intake.prompts import Prompt
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.schedule.request import Request
+from pagedjax.schedule.request import Request, num_candidates
 from pagedjax.text.detokenizer import Detokenizer
 
 MAX_LENGTH_PENALTY = 16
@@ -73,8 +73,8 @@ class Beams:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations looked at each step; more of one beam can never matter."""
-        return max(2, 1 + len(self.end_ids)) * self.width
+        """Continuations looked at per step."""
+        return num_candidates(self.width, self.end_ids)
 
     def advance(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[_Choice]:
         """Take each running beam's most likely next tokens; return the beams that run on."""
@@ -154,7 +154,7 @@ class BeamSearch:
         try:
             with engine.caller.turn():
                 for search in searches:
-                    first = engine.intake.admit(search.requests[0], engine.next_arrival())
+                    first = engine.intake.admit(search.requests[0])
                     engine.scheduler.add(first)
             while any(search.requests for search in searches):
                 with engine.caller.turn():  # other threads may call between two steps
@@ -192,7 +192,7 @@ class BeamSearch:
             parent = requests[choice.parent]
             if any(later.parent == choice.parent for later in going_on[position + 1 :]):
                 child = parent.copy(
-                    arrival=self._engine.next_arrival(),
+                    arrival=self._engine.intake.next_arrival(),
                     tokens=[*parent.tokens, choice.token],
                     num_candidates=parent.num_candidates,
                 )

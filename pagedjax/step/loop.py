@@ -10,34 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pagedjax.schedule.plan import Plan
+from pagedjax.schedule.request import Request
 from pagedjax.schedule.scheduler import Scheduler
 from pagedjax.schedule.tally import Tally
 from pagedjax.step.in_flight import InFlight
 from pagedjax.step.runner import Runner
 from pagedjax.step.scores import Scores
-from pagedjax.text.mailbox import Mailbox
-from pagedjax.text.transcript import Transcript
+from pagedjax.text.transcripts import Transcripts
 
 
 class StepLoop:
-    """Advances a scheduler and a runner together.
+    """Advances a scheduler, a runner and the transcripts together."""
 
-    transcripts: of the requests that have not ended. unread: their outputs that nobody has read.
-    only_ends: whether outputs are made only of requests that end.
-    """
-
-    def __init__(self, runner: Runner, scheduler: Scheduler, steps_in_flight: int) -> None:
-        self._runner, self._scheduler = runner, scheduler
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, transcripts: Transcripts, steps_in_flight: int
+    ) -> None:
+        self._runner, self._scheduler, self._transcripts = runner, scheduler, transcripts
         self._steps_in_flight = steps_in_flight
         self._in_flight: deque[InFlight] = deque()
-        self.transcripts: dict[str, Transcript] = {}
         self.scores = Scores()
-        self.unread = Mailbox()
         self.tally = Tally()
-        self.only_ends = False
 
     def step(self) -> None:
-        """Dispatch the next step, and commit the one before it, or the last one."""
+        """Dispatch the next step and commit the one before it, or commit the last one."""
         with self.tally.time.step():
             self._runner.check_alive()
             with self._recovering():
@@ -53,6 +48,11 @@ class StepLoop:
             while self._in_flight:
                 self._commit(self._in_flight.popleft())
 
+    def drained_sample(self, request_id: str, what: str) -> Request:
+        """The live request of that id, with nothing of it in flight; see `only_sample`."""
+        self.drain()
+        return self._transcripts.only_sample(request_id, what)
+
     def _dispatch(self, plan: Plan) -> None:
         dispatched = self._runner.dispatch(plan)
         self.tally.time.dispatch(all(each.is_done for each in self._in_flight))
@@ -66,17 +66,11 @@ class StepLoop:
         self.scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
         self.tally.generated_tokens += len(progressed)
-        for request_id in dict.fromkeys(each.id for each in progressed):
-            transcript = self.transcripts[request_id]
-            output = transcript.advance(self._scheduler.stop, self.only_ends)
-            if output:
-                self.unread.add(output)
-            if transcript.is_finished:
-                del self.transcripts[request_id]
+        self._transcripts.advance(progressed, self._scheduler.stop)
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """After a failure within: nothing in flight, nothing running, a state that exists."""
+        """After a failure within: drop steps in flight, requeue requests, restore the state."""
         try:
             yield
         except BaseException:

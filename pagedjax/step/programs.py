@@ -152,6 +152,7 @@ class Programs:
         arrays: SamplingArrays,
         adjustments: Adjustments,
         tables: Any,  # Tables, abstract
+        candidate_counts: Sequence[int] = (),
     ) -> Iterator[Job]:
         """All programs for the shape of `batch`, for `compile_all`."""
         yield Job(("forward", *_shape(batch)), self._forward, (params, state, batch))
@@ -160,11 +161,13 @@ class Programs:
         more = {"logprobs": (adjustments,), "full": (adjustments, tables)}
         for variant, function in self._sample.items():
             yield Job(_sample_key(hidden, variant), function, (*slots, *more.get(variant, ())))
+        for count in candidate_counts:
+            yield Job(("rank", count, hidden.shape[0]), self._rank, (count, slots[0], hidden))
         if batch.tokens.size:
             targets = jax.ShapeDtypeStruct(batch.tokens.shape, batch.tokens.dtype)
-            for count in (None, self._config.max_logprobs):
-                key = ("score", count, chunks.shape[0])
-                yield Job(key, self._score, (count, slots[0], chunks, targets))
+            for best in (None, self._config.max_logprobs):
+                key = ("score", best, chunks.shape[0])
+                yield Job(key, self._score, (best, slots[0], chunks, targets))
 
     def other_jobs(
         self, state: EngineState, copies: Sequence[tuple[jax.Array, jax.Array]], tables: Any

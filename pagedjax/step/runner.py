@@ -6,9 +6,9 @@ It dispatches and never waits: what it returns are device arrays that the engine
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.config import EngineConfig
 from pagedjax.devices.host_call import in_own_settings
 from pagedjax.devices.mesh import make_mesh
-from pagedjax.layers.kv_cache import addressable_blocks, block_bytes, choose_num_blocks, pool_shape
 from pagedjax.outputs import CompileReport
 from pagedjax.sample.hooks import check_processor
 from pagedjax.schedule.plan import Plan
@@ -30,10 +29,11 @@ from pagedjax.step.batch import Buckets, Packer
 from pagedjax.step.draw import Drawn
 from pagedjax.step.in_flight import InFlight
 from pagedjax.step.invariance import invariant_buckets
+from pagedjax.step.pool import allocate_state, pool_blocks
 from pagedjax.step.programs import VARIANTS, Job, Programs, use_compilation_cache
 from pagedjax.step.resolved_options import settle
 from pagedjax.step.slot_tables import SlotTables
-from pagedjax.step.state import EngineState, StepConfig, make_state
+from pagedjax.step.state import EngineState, StepConfig
 from pagedjax.weights.params import (
     Params,
     check_alive,
@@ -43,7 +43,6 @@ from pagedjax.weights.params import (
     flatten_tree,
     placed,
 )
-from pallas_kernels.formats import FORMATS
 
 
 class Runner:
@@ -63,7 +62,7 @@ class Runner:
         settled = settle(config, model, str(params["embed"].dtype), mesh.devices.flat[0])
         self.max_model_len, self._kv_dtype = settled.max_model_len, settled.kv_dtype
         budget = settled.token_budget
-        # M: no more requests run than the budget has tokens.
+        # M: every running request gets at least one token of the budget per step.
         self.buckets = Buckets(min(config.max_num_seqs, budget), budget)
         self._config = config
         self._step_config = StepConfig(
@@ -76,7 +75,9 @@ class Runner:
             )
         self._programs = Programs(self._step_config)
         self._tables = self._make_tables()
-        self.num_blocks = self._choose_num_blocks()
+        self.num_blocks = pool_blocks(
+            config, self._step_config, self.max_model_len, self._kv_dtype, self.temporary_bytes
+        )
         self._packer = self._make_packer(self.num_blocks)
         self._state = self._make_state(self.num_blocks)
 
@@ -100,6 +101,11 @@ class Runner:
             f"{self._config.block_size} {self._kv_dtype}, attention "
             f"{self._step_config.implementation!r}"
         )
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a step."""
+        return self.buckets.max_num_batched_tokens
 
     @property
     def device(self) -> jax.Device:
@@ -175,25 +181,38 @@ class Runner:
                 leaf.delete()
             self._state = self._make_state(self.num_blocks)
 
+    @contextmanager
+    def assert_no_compilation(self) -> Iterator[None]:
+        """Raise AssertionError if anything is compiled within the block."""
+        before = self._programs.num_compilations
+        yield
+        if news := self.compiled[before:]:
+            raise AssertionError(f"compiled: {', '.join(news)}; call warmup() first")
+
     @in_own_settings
-    def warmup(self) -> CompileReport:
-        """Compile every shape that `dispatch` can need, without running one."""
+    def warmup(self, candidate_counts: Sequence[int] = ()) -> CompileReport:
+        """Compile every shape that `dispatch` can need, without running one.
+
+        candidate_counts: values of `Request.num_candidates` to compile for as well.
+        """
         start = time.perf_counter()
         before = self._programs.num_compilations
-        self._programs.compile_all(self._jobs())
+        self._programs.compile_all(self._jobs(candidate_counts))
         return CompileReport(
             shapes=tuple(self.compiled[before:]),
             seconds=tuple(self._programs.seconds.values())[before:],
             total_seconds=time.perf_counter() - start,
         )
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self, candidate_counts: Sequence[int]) -> Iterator[Job]:
         empty, packer, tables = Plan([], []), self._packer, self._tables.shapes()
         for shape in self.buckets.shapes():
             batch = packer.pack(empty, shape)
             slots = batch.logit_slots
             arrays = packer.sampling(empty, slots), packer.adjustments(empty, slots)
-            yield from self._programs.jobs(self.params, self._state, batch, *arrays, tables)
+            yield from self._programs.jobs(
+                self.params, self._state, batch, *arrays, tables, candidate_counts
+            )
         copies = [
             packer.copies(Plan([], [], [(self.num_blocks, self.num_blocks)] * size))
             for size in self.buckets.copy_buckets
@@ -202,22 +221,10 @@ class Runner:
         yield self._tables.job()
 
     def _make_state(self, num_blocks: int) -> EngineState:
-        config = self._config
-        try:
-            return make_state(
-                self._step_config, num_blocks, config.block_size, self._kv_dtype,
-                self.buckets.max_num_seqs,
-            )  # fmt: skip
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            size = num_blocks * block_bytes(
-                self._step_config.model, config.block_size, self._kv_dtype
-            )
-            raise MemoryError(
-                f"a KV pool of {size} bytes does not fit: does another process hold the device? "
-                "Lower gpu_memory_utilization, kv_cache_bytes or num_blocks"
-            ) from error
+        return allocate_state(
+            self._step_config, num_blocks, self._config.block_size, self._kv_dtype,
+            self.buckets.max_num_seqs,
+        )  # fmt: skip
 
     def _make_tables(self) -> SlotTables:
         config, vocab_size = self._config, self._step_config.model.vocab_size
@@ -233,21 +240,8 @@ class Runner:
         width = -(-self.max_model_len // self._config.block_size)
         return Packer(self.buckets, num_blocks, self._config.block_size, width)
 
-    def _choose_num_blocks(self) -> int:
-        config, model = self._config, self._step_config.model
-        one = block_bytes(model, config.block_size, self._kv_dtype)
-        mesh = self._step_config.mesh
-        device = mesh.devices.flat[0]
-        num_blocks = choose_num_blocks(
-            config, one, self.max_model_len, device, self.temporary_bytes
-        )
-        if self._step_config.implementation == "xla" or self._kv_dtype not in FORMATS:
-            return num_blocks
-        elements = math.prod(pool_shape(model, 1, config.block_size)) // mesh.size
-        return addressable_blocks(config, num_blocks, elements)
-
     def temporary_bytes(self) -> int:
-        """Temporaries of the largest step; they do not depend on the size of the pool."""
+        """Temporary memory of the largest step, which does not depend on the size of the pool."""
         some: Any = 2
         batch = self._make_packer(some).pack(Plan([], []), self.buckets.shapes()[-1])
         state = jax.eval_shape(partial(self._make_state, some))

@@ -224,7 +224,7 @@ def test_a_request_preempted_between_two_steps_keeps_its_token_in_flight() -> No
         engine.step()
     (request,) = engine.scheduler.running
     assert request.num_pending == 1
-    engine.scheduler._preempt(request)
+    engine.scheduler._queues.preempt(request)
     assert finished(engine.run()) == finished(wanted.run())
     engine.scheduler.check()
 
