@@ -11,7 +11,12 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log probability of one token, its rank (1 is the most likely) and its text."""
+    """Log probability of one token, its rank (1 is the most likely) and its text.
+
+    decoded_token: the text the token adds. A token that ends within a character has the empty
+    text and the one that completes the character has all of it, so the texts of the output's
+    tokens join to its text (special tokens included). None without a tokenizer.
+    """
 
     logprob: float
     rank: int | None = None
@@ -20,13 +25,16 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample of a request, cumulative; `delta_*` is what is new since the last snapshot.
+    """One sample of a request; `delta_*` is what is new since the last snapshot.
 
-    token_ids: generated ids, those that ended the output included. text: theirs, as far as it is
-    certain: without a stop string, and without what may become one. finish_reason: None until
-    "stop", "length", "abort" or "error". stop_reason: the stop string or id, or what went wrong.
-    logprobs: one dict an output token, with the token itself and the best ones beside it.
-    cumulative_logprob: the sum over the tokens themselves. Both None if `logprobs` was not asked.
+    With `output_kind="delta"`, `token_ids`, `text` and `logprobs` too have only what is new.
+
+    token_ids: generated ids, including the one that ended the output. text: their text, as far as
+    it is certain: without a stop string or stop token, and without text that may become a stop
+    string. finish_reason: None until "stop", "length", "abort" or "error". stop_reason: the stop
+    string or id, or what went wrong. logprobs: one dict per output token, with the token itself
+    and the best ones beside it. cumulative_logprob: sum over all output tokens so far. Both are
+    None unless `logprobs` was requested.
     """
 
     index: int

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pagedjax.checks.values import check_seed, is_finite, is_int, plain_list, plain_number
 
-MAX_SAMPLES = 16384  # they are all made when the request comes
+OutputKind = Literal["cumulative", "delta", "final_only"]
+MAX_SAMPLES = 16384  # all samples are created when the request is
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class SamplingParams:
     n: samples of the prompt, 16384 at most, which share its keys; `outputs` has one entry for each.
     seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
         None: derived from the engine's seed and the request's arrival number.
-    max_tokens: output tokens at most; None: up to the engine's max_model_len. stop_token_ids: end
-        the output, and are part of it.
+    max_tokens: most output tokens; None: up to the engine's max_model_len.
+    stop_token_ids: ids that end the output. The id stays in `token_ids`; its text, like that of an
+        end-of-sequence id, is left out of `text` unless `include_stop_str_in_output`.
     min_tokens: neither an end id nor a stop string ends the output within its first `min_tokens`
         tokens; a stop string that begins in their text may end in the text after it.
     stop: a string, or several, whose appearance in `text` ends the output and is its stop_reason.
@@ -41,7 +43,10 @@ class SamplingParams:
     logprobs: report each output token's log probability and rank, and the k best ids beside it.
         prompt_logprobs: the same for the prompt's tokens; the first has none.
     extra: arrays for the engine's `logits_processor`, by name.
-    ignore_eos: the model's own end-of-sequence ids do not stop the output.
+    ignore_eos: end-of-sequence ids, the model's and the tokenizer's, do not end the output.
+    output_kind: what `step` and `stream` return. "cumulative": all output so far at every step;
+        "delta": only what is new, at a cost that does not grow with the output; "final_only":
+        one output, when the request ends. `generate` always returns whole outputs.
     skip_special_tokens, detokenize: how `text` is made; False for `detokenize` leaves it empty.
     cache_salt: only requests with the same salt share prefix cache entries.
     priority: lower runs first; first come, first served among equals.
@@ -70,6 +75,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     cache_salt: str | None = None
+    output_kind: OutputKind = "cumulative"
     priority: int = 0
     extra: Mapping[str, Any] | None = None
 
@@ -83,7 +89,7 @@ class SamplingParams:
         self._check_logprobs()
 
     def _plain(self) -> None:
-        """numpy's numbers and arrays as Python's, so that whatever reads them meets one kind."""
+        """Convert numpy numbers and arrays to Python's, so that later code meets only those."""
         for each in fields(self):
             if each.name in ("stop_token_ids", "allowed_token_ids"):
                 value = plain_list(getattr(self, each.name))
@@ -154,6 +160,11 @@ class SamplingParams:
         ):  # fmt: skip
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.output_kind not in get_args(OutputKind):
+            raise ValueError(
+                f"output_kind={self.output_kind!r} is unknown; supported: "
+                f"{', '.join(map(repr, get_args(OutputKind)))}"
+            )
 
     def _check_stop(self) -> None:
         stop = () if self.stop is None else self.stop

@@ -171,6 +171,13 @@ class Request:
         return ("length", None) if len(self.tokens) >= self.max_len else None
 
     @property
+    def ended_by_id(self) -> bool:
+        """Whether an end-of-sequence id or a stop id ended it; that id is its last token."""
+        if self.finish_reason != "stop" or not self.num_output:
+            return False
+        return self.tokens[-1] in self.eos_ids or self.tokens[-1] in self.stop_ids
+
+    @property
     def awaits_token(self) -> bool:
         """Whether one in flight decides what comes next: it may be the last, or choose what may
         follow."""

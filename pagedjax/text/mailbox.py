@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pagedjax.outputs import RequestOutput
+from pagedjax.outputs import CompletionOutput, RequestOutput
 
 
 class Mailbox:
@@ -42,12 +42,18 @@ class Mailbox:
 
 
 def joined(snapshots: Sequence[RequestOutput]) -> RequestOutput:
-    """The last of a request's snapshots, with what is new in any of them."""
-    last = snapshots[-1]
-    outputs = []
-    for index, completion in enumerate(last.outputs):
-        each = [snapshot.outputs[index] for snapshot in snapshots]
-        ids = [token for one in each for token in one.delta_token_ids]
-        text = "".join(one.delta_text for one in each)
-        outputs.append(replace(completion, delta_token_ids=ids, delta_text=text))
-    return replace(last, outputs=outputs)
+    """One request's snapshots as one: the last, with what is new in any of them."""
+    samples = range(len(snapshots[-1].outputs))
+    outputs = [_joined([each.outputs[index] for each in snapshots]) for index in samples]
+    return replace(snapshots[-1], outputs=outputs)
+
+
+def _joined(parts: Sequence[CompletionOutput]) -> CompletionOutput:
+    ids = [token for each in parts for token in each.delta_token_ids]
+    text = "".join(each.delta_text for each in parts)
+    last = replace(parts[-1], delta_token_ids=ids, delta_text=text)
+    if all(each.token_ids == each.delta_token_ids for each in parts):  # each has only its news
+        last = replace(last, token_ids=list(ids), text=text)
+        if last.logprobs is not None:
+            last = replace(last, logprobs=[one for each in parts for one in each.logprobs or ()])
+    return last

@@ -460,10 +460,18 @@ def test_the_beginning_of_a_stop_string_is_released_at_length(free: CompletionOu
 
 def test_a_stop_string_outranks_length_and_stop_ids(free: CompletionOutput) -> None:
     stop, (*_, last) = across(free.text, 4), free.token_ids[:6]
+    whole = {"stop": stop, "include_stop_str_in_output": True}  # the stop id's text counts
     outputs = served(
-        lettered(), length=greedy(6, stop=stop), stop=greedy(stop=stop, stop_token_ids=[last])
+        lettered(), length=greedy(6, stop=stop), stop=greedy(stop_token_ids=[last], **whole)
     )
-    assert facts(outputs["length"]) == facts(outputs["stop"]) == cut_of(free, stop)
+    assert facts(outputs["length"]) == cut_of(free, stop)
+    assert facts(outputs["stop"]) == cut_of(free, stop, include=True)
+
+
+def test_the_text_of_a_stop_id_completes_no_stop_string(free: CompletionOutput) -> None:
+    stop, ids = across(free.text, 4), free.token_ids[:6]
+    output = served(lettered(), a=greedy(stop=stop, stop_token_ids=[ids[-1]]))["a"]
+    assert facts(output) == (free.text[:10], ids, "stop", ids[-1])
 
 
 def test_min_tokens_lets_a_stop_string_pass(free: CompletionOutput) -> None:
