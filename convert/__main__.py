@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Convert as the command line says; return 0, or 1 after one line on stderr."""
     options = _parser().parse_args(arguments)
     # Nobody who converts a checkpoint needs to read that PyTorch is not installed.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     return exit_status(partial(_convert, options), options.debug)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .gguf_file import GgufFile
+from .quiet_transformers import import_transformers
 
 PREFIX = "tokenizer.ggml."
 # Kinds of token in the metadata.
@@ -36,8 +37,6 @@ def build_tokenizer(file: GgufFile) -> Any:
     if not metadata.get("tokens"):
         return None
     _settle_named_tokens(file, metadata)
-    from transformers import PreTrainedTokenizerFast
-
     kind = metadata.get("model")
     if kind == "gpt2":
         tokenizer = _byte_level(file, metadata)
@@ -49,7 +48,7 @@ def build_tokenizer(file: GgufFile) -> Any:
         )
     _add_tokens(tokenizer, metadata)
     _add_template(tokenizer, metadata)
-    return PreTrainedTokenizerFast(
+    return import_transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         chat_template=file.metadata.get("tokenizer.chat_template"),

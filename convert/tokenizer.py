@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from .quiet_transformers import import_transformers
+
 # Any one of these makes a tokenizer; the others only add to it.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FILES = (
@@ -32,10 +34,8 @@ def load_tokenizer(folder: Path) -> Any:
     """
     if not has_tokenizer(folder):
         return None
-    from transformers import AutoTokenizer  # slow to import, and not every model needs it
-
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries below raise bare Exceptions
         raise ValueError(
             f"the tokenizer files in {folder} cannot be read "

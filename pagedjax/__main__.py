@@ -21,7 +21,6 @@ from pagedjax.sampling_params import SamplingParams
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or non-zero after one line on stderr."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     return exit_status(partial(_generate, options), options.debug)
 
 

@@ -1,9 +1,9 @@
-"""The facade people start with: a checkpoint in, completions out."""
+"""LLM, the entry point for most users: a checkpoint in, completions out."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -15,7 +15,7 @@ from pagedjax.convert import load_checkpoint
 from pagedjax.devices.mesh import make_mesh
 from pagedjax.engine import Engine
 from pagedjax.engine_options import EngineOptions, engine_config
-from pagedjax.intake.prompts import Prompt, listed
+from pagedjax.intake.prompts import Prompt, listed, one_per_prompt
 from pagedjax.outputs import CompletionOutput, FinishReason, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request
@@ -29,7 +29,7 @@ OnError = Literal["raise", "return"]
 
 
 class LLM:
-    """A model with its engine.
+    """A model and its engine.
 
     model: a converted folder, a Hugging Face folder, a .gguf file, or a hub id.
     dtype: of the params: "auto", "float32", "bfloat16" or "float16".
@@ -50,7 +50,7 @@ class LLM:
 
         model_config, params, tokenizer = load_checkpoint(model, dtype, mesh, check)
         self.engine = Engine(model_config, params, config, tokenizer)
-        self._numbers = itertools.count()  # which threads may share
+        self._numbers = itertools.count()  # safe to share between threads
 
     @classmethod
     def from_params(
@@ -60,7 +60,7 @@ class LLM:
         tokenizer: Any = None,
         **options: Unpack[EngineOptions],
     ) -> LLM:
-        """The facade over params that are already in this process; they are not copied."""
+        """An LLM over params that are already in this process; they are not copied."""
         llm = cls.__new__(cls)
         llm.engine = Engine(model_config, params, engine_config(options), tokenizer)
         llm._numbers = itertools.count()
@@ -79,12 +79,12 @@ class LLM:
         """Complete every prompt; the outputs are in the order of the prompts.
 
         prompts: one text or list of token ids, or a list of those; also vLLM's dicts with "prompt"
-            or "prompt_token_ids", and, if wanted, a "cache_salt" that counts before the one in
-            SamplingParams.
-        sampling_params: None for the defaults, one for all, or one per prompt.
-        on_error: everything is checked before any work. "raise": one ValueError names every bad
-            index and why. "return": the good ones run, and a bad one's output has finish_reason
-            "error" and the message as its stop_reason.
+            or "prompt_token_ids" and an optional "cache_salt", which takes precedence over the
+            one in SamplingParams.
+        sampling_params: None for the defaults, one for all prompts, or one per prompt.
+        on_error: all prompts are checked before any work. "raise": one ValueError lists every bad
+            prompt by index with the reason. "return": valid prompts run, and the output of a bad
+            one has finish_reason "error" and the message as its stop_reason.
         """
         return self._complete(
             listed(prompts), lambda prompt: prompt, sampling_params, use_tqdm, on_error
@@ -106,7 +106,7 @@ class LLM:
         """Answer one conversation, or each of a list, by the checkpoint's own chat template.
 
         messages: dicts with "role" and "content", which is a text or a list of text parts.
-        tools to chat_template_kwargs: see `ChatOptions`. The rest is as in `generate`.
+        tools to chat_template_kwargs: see `ChatOptions`. Other arguments are as in `generate`.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise TypeError(f"messages={messages!r} must be a list of dicts, or a list of those")
@@ -127,7 +127,10 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Yield a snapshot whenever tokens arrive; closing the iterator aborts the request."""
+        """Yield an output whenever tokens arrive; closing the iterator aborts the request.
+
+        What an output holds: see `SamplingParams.output_kind`.
+        """
         request = self.engine.make_request(self._new_id(), prompt, sampling_params)
         return self._run([request])
 
@@ -191,7 +194,7 @@ class LLM:
         outputs: dict[str, RequestOutput] = {}
         errors: dict[int, str] = {}
         ids = [self._new_id() for _ in prompts]
-        for index, params in enumerate(_per_prompt(sampling_params, len(prompts))):
+        for index, params in enumerate(one_per_prompt(sampling_params, len(prompts))):
             try:
                 prompt = to_prompt(prompts[index])
                 requests.append(self.engine.make_request(ids[index], prompt, params))
@@ -205,14 +208,14 @@ class LLM:
                 if output.finished:
                     outputs[output.request_id] = output
                     bar.update()
-        for request in requests:  # somebody may have aborted one, and has its output
+        for request in requests:  # one that another caller aborted has no output here
             outputs.setdefault(request.id, _ended(request.id, "abort", None))
         return [outputs[each] for each in ids]
 
     def _run(self, requests: Sequence[Request], every_step: bool = True) -> Iterator[RequestOutput]:
-        """Queue the requests and yield their outputs; others' outputs are left for others.
+        """Queue the requests and yield their outputs; outputs of other requests stay unread.
 
-        However the iterator ends, none of the requests stays behind.
+        However the iterator ends, no request of it stays in the engine.
         """
         ids = [request.id for request in requests]
         alive = set(ids)
@@ -222,8 +225,8 @@ class LLM:
             while alive:
                 mine = self.engine.step_for(alive)
                 alive -= {output.request_id for output in mine if output.finished}
-                # One that somebody else aborts never ends. While the last is there, it is enough to
-                # look at that one, so that a step costs the same whatever waits.
+                # A request that another caller aborts yields no last output. Looking at the last
+                # one only keeps the cost of a step independent of the number of requests.
                 while ids and not self.engine.is_in_use(ids[-1]):
                     alive.discard(ids.pop())
                 yield from mine
@@ -232,30 +235,15 @@ class LLM:
                 self.engine.abort_request(request_id)
 
     def _new_id(self) -> str:
-        """An id that nobody uses; others may have requests on the same engine."""
+        """A request id that is not in use; other callers may have requests on this engine."""
         while True:
             name = f"llm-{next(self._numbers)}"
             if not self.engine.is_in_use(name):
                 return name
 
 
-def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, Iterable):
-        raise TypeError(f"sampling_params={params!r} must be None, SamplingParams or a list")
-    params = list(params)
-    if len(params) != count:
-        raise ValueError(
-            f"{len(params)} sampling_params for {count} prompts; give one, or one each"
-        )
-    return params
-
-
 def _ended(request_id: str, reason: FinishReason, why: str | None) -> RequestOutput:
-    """The output of one that has none."""
+    """The output of a request that generated nothing."""
     completion = CompletionOutput(
         index=0, token_ids=[], text="", delta_token_ids=[], delta_text="", finish_reason=reason,
         stop_reason=why,

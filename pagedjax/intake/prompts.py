@@ -1,10 +1,12 @@
-"""What users may give as a prompt: a text, a list of token ids, or one of vLLM's dicts."""
+"""Prompts as users give them (text, token ids, or vLLM's dicts), with their sampling params."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from pagedjax.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -13,9 +15,9 @@ KEYS = (*CONTENTS, "cache_salt")
 
 
 class ParsedPrompt(NamedTuple):
-    """A text or token ids, not checked any further, and a salt of the prompt's own, if it has one.
+    """A text or token ids, not checked further, and the prompt's own cache salt.
 
-    cache_salt: None where the one in SamplingParams counts.
+    cache_salt: None if the one in SamplingParams applies.
     """
 
     content: str | Sequence[int]
@@ -23,7 +25,7 @@ class ParsedPrompt(NamedTuple):
 
 
 def parse_prompt(prompt: Prompt) -> ParsedPrompt:
-    """Take a prompt apart. ValueError names what is wrong with a dict."""
+    """Split a prompt into content and salt; ValueError names what is wrong with a dict."""
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(prompt)
     unknown = [repr(key) for key in prompt if key not in KEYS]
@@ -52,7 +54,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    """The prompts as a list, of one alone as well. TypeError for what is none."""
+    """Return a list of prompts, also for a single one; TypeError for anything else."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     is_array = getattr(prompts, "ndim", 1) > 0 and isinstance(prompts, Iterable)
@@ -62,6 +64,22 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
         )
     items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     return [items] if items and _is_int(items[0]) else items
+
+
+def one_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Return `count` SamplingParams: the defaults for None, one for all, or those given."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, Iterable):
+        raise TypeError(f"sampling_params={params!r} must be None, SamplingParams or a list")
+    params = list(params)
+    if len(params) != count:
+        raise ValueError(
+            f"{len(params)} sampling_params for {count} prompts; give one, or one each"
+        )
+    return params
 
 
 def _is_int(value: Any) -> bool:
