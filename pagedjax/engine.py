@@ -1,6 +1,6 @@
 """The engine: params, device state and scheduler, advanced one step at a time.
 
-Any thread may call it; calls take turns between steps.
+Any thread may call it; calls from several threads take turns between steps.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pagedjax.step.loop import StepLoop
 from pagedjax.step.runner import Runner
 from pagedjax.step.scores import ScoredArrays, score_arrays
 from pagedjax.text.transcripts import Transcripts
-from pagedjax.weights.params import Params, check_replacement
+from pagedjax.weights.leaves import check_replacement
+from pagedjax.weights.params import Params
 
 
 class Engine(InProcess):
-    """Continuous batching over a paged KV pool, on params that stay the caller's own.
+    """Continuous batching over a paged KV pool, on params that the caller keeps.
 
     params: the tree described in `models`, on the device; held by reference, never copied.
-    tokenizer: for string prompts and for `text`; an object with `encode` and `decode` as Hugging
-        Face's have them.
-    Raises ValueError when params or an option do not fit the model, MemoryError when no pool does.
+    tokenizer: for text prompts and output texts; it has Hugging Face's `encode` and `decode`.
+    Raises ValueError if params or an option do not fit the model, MemoryError if no pool fits.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Engine(InProcess):
 
     @property
     def params(self) -> Params:
-        """The tree given, by reference."""
+        """The tree the caller gave, by reference."""
         return self._runner.given_params
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output together."""
+        """Largest number of tokens of prompt and output together."""
         return self._runner.max_model_len
 
     @host_call
     def make_request(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Request:
-        """Check a prompt and its params without queueing them; raises what `add_request` does."""
+        """Check a prompt and its params without queueing; raises the errors of `add_request`."""
         if self.is_in_use(request_id):
             raise ValueError(f"request id {request_id!r} is in use; abort it or read its output")
         return self.intake.request(request_id, prompt, sampling_params)
@@ -109,7 +109,7 @@ class Engine(InProcess):
         Raises ValueError for an id in use, an empty prompt, ids outside the vocabulary, and a
         prompt that can never fit the model's length or the pool.
         """
-        with self.caller.turn():  # no other thread may take the id in between
+        with self.caller.turn():  # so that no other thread takes the id in between
             self.queue_request(self.make_request(request_id, prompt, sampling_params))
 
     @host_call
@@ -128,19 +128,19 @@ class Engine(InProcess):
 
     @host_call
     def step(self) -> list[RequestOutput]:
-        """Advance by one step and return what became known.
+        """Advance by one step and return the outputs that are ready.
 
-        With a step in flight that is the outcome of the step before, or nothing. A step that fails
-        raises, and every running request goes back to the queue to be computed again.
+        With a step in flight these are the outputs of the previous step, or none. If a step fails,
+        its error is raised and every running request is queued again, to be recomputed.
         """
         self._loop.step()
         return self._transcripts.unread.take()
 
     @host_call
     def step_for(self, request_ids: Collection[str]) -> list[RequestOutput]:
-        """Outputs of these requests: those unread, or else those of one more step.
+        """Return unread outputs of these requests, or if there are none, those of one more step.
 
-        Outputs of other requests stay unread, for whoever else steps this engine.
+        Outputs of other requests stay unread, for other callers that step this engine.
         """
         mine = self._transcripts.unread.take_of(request_ids)
         if not mine:
@@ -150,7 +150,7 @@ class Engine(InProcess):
         return mine
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
-        """Step until all is done, or `max_steps` times; return the finished outputs."""
+        """Step until no request is left, or `max_steps` times; return the finished outputs."""
         finished, self._transcripts.only_ends = [], True  # nobody reads outputs before the last
         try:
             while self.has_unfinished_requests() and max_steps != 0:
@@ -162,7 +162,7 @@ class Engine(InProcess):
 
     @host_call
     def unread(self, outputs: Sequence[RequestOutput]) -> None:
-        """Give back outputs of somebody else's requests; the next `step` returns them first."""
+        """Return outputs that belong to another caller; the next `step` returns them first."""
         self._transcripts.unread.put_back(outputs)
 
     def compute_logprobs(
@@ -171,9 +171,9 @@ class Engine(InProcess):
         """Log probabilities of given tokens under the model, without generating.
 
         Returns one float32 array per list, of length len - 1: log p(token[i+1] | tokens[:i+1]); or
-        with `return_arrays` padded device arrays, see `ScoredArrays`. Lists that begin alike are
-        computed once. Running requests go on; the next `step` returns their outputs. Raises
-        ValueError with the index of a list that is empty, too long, or not of the vocabulary.
+        with `return_arrays` padded device arrays, see `ScoredArrays`. A common prefix of several
+        lists is computed once. Running requests continue; the next `step` returns their outputs.
+        Raises ValueError with the index of a list that is empty, too long, or has unknown ids.
         """
         scoring = Scoring(self.caller, self.intake, self._loop.scores, self.scheduler)
         requests, arrays = scoring.run(token_lists, lambda: self.step_for(()))
@@ -182,11 +182,11 @@ class Engine(InProcess):
 
     @host_call
     def update_params(self, params: Params, keep_prefix_cache: bool = False) -> None:
-        """Use other weights of the same structure, shapes and dtypes; nothing is compiled.
+        """Use other weights of the same structure, shapes and dtypes; nothing is recompiled.
 
-        Steps in flight are finished first. A running request goes on with the keys that the old
-        weights made, and enters no more blocks into the prefix cache, which is emptied.
-        `keep_prefix_cache=True` keeps it, hits with keys of the old weights included. Raises
+        Steps in flight are finished first. A running request keeps the keys that the old weights
+        computed, and enters no more blocks into the prefix cache, which is emptied.
+        `keep_prefix_cache=True` keeps it, and so hits on keys of the old weights. Raises
         ValueError naming every leaf that does not fit; the old params then stay.
         """
         check_replacement(self.params, params)
@@ -225,9 +225,9 @@ class Engine(InProcess):
     ) -> None:
         """Start copies of a request at its present token.
 
-        They share its keys until somebody writes there. Child j draws with seeds[j], or with a
-        fresh seed. Steps in flight are finished first. Raises ValueError for an unknown or
-        finished request, one with n > 1, ids in use, and seeds that do not match.
+        They share its blocks copy-on-write. Child j draws with seeds[j], or with a fresh seed.
+        Steps in flight are finished first. Raises ValueError for an unknown or finished request,
+        one with n > 1, ids in use, and seeds that do not match.
         """
         parent = self._loop.drained_sample(request_id, "fork")
         seeds = check_fork(new_request_ids, seeds, self.is_in_use)

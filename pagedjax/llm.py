@@ -127,10 +127,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Yield an output whenever tokens arrive; closing the iterator aborts the request.
-
-        What an output holds: see `SamplingParams.output_kind`.
-        """
+        """Yield outputs of the params' `output_kind`; closing the iterator aborts the request."""
         request = self.engine.make_request(self._new_id(), prompt, sampling_params)
         return self._run([request])
 

@@ -34,22 +34,15 @@ from pagedjax.step.programs import VARIANTS, Job, Programs, use_compilation_cach
 from pagedjax.step.resolved_options import settle
 from pagedjax.step.slot_tables import SlotTables
 from pagedjax.step.state import EngineState, StepConfig
-from pagedjax.weights.params import (
-    Params,
-    check_alive,
-    check_arrays,
-    check_params,
-    device_of,
-    flatten_tree,
-    placed,
-)
+from pagedjax.weights.leaves import check_alive, check_arrays, device_of, dtype_of, placed
+from pagedjax.weights.params import Params, check_params, flatten_tree
 
 
 class Runner:
     """Runs plans on the pool of one mesh.
 
     num_blocks: N of the pool. buckets: the shapes that steps are padded to. given_params: the tree
-    as the user gave it; params: its leaves as programs take them, see `params.placed`.
+    as the user gave it; params: its leaves as programs take them, see `leaves.placed`.
     """
 
     @in_own_settings
@@ -59,7 +52,7 @@ class Runner:
         use_compilation_cache(config.compilation_cache_dir)
         mesh = make_mesh(config.mesh, device_of(params))  # type: ignore[arg-type]
         self.replace_params(params, mesh)
-        settled = settle(config, model, str(params["embed"].dtype), mesh.devices.flat[0])
+        settled = settle(config, model, dtype_of(params), mesh.devices.flat[0])
         self.max_model_len, self._kv_dtype = settled.max_model_len, settled.kv_dtype
         budget = settled.token_budget
         # M: every running request gets at least one token of the budget per step.
@@ -89,7 +82,7 @@ class Runner:
         self._leaves = list(flatten_tree(params).values())
 
     def check_alive(self) -> None:
-        """See `params.check_alive`; it is asked before every step, and walks no tree for that."""
+        """See `leaves.check_alive`; called before every step, so it walks no tree."""
         if any(leaf.is_deleted() for leaf in self._leaves):
             check_alive(self.given_params)
 
@@ -97,7 +90,7 @@ class Runner:
     def description(self) -> str:
         """Params' dtype, device, pool and attention, in a few words."""
         return (
-            f"{self.params['embed'].dtype} on {self.device}, {self.num_blocks} blocks of "
+            f"{dtype_of(self.params)} on {self.device}, {self.num_blocks} blocks of "
             f"{self._config.block_size} {self._kv_dtype}, attention "
             f"{self._step_config.implementation!r}"
         )

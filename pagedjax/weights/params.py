@@ -1,22 +1,19 @@
-"""How a family describes its params: one rule per leaf, from which everything else derives.
+"""The params tree: one rule per leaf, from which everything else derives.
 
 Loading, random initialisation, shardings and shape checks all read the same list of rules, so
-the structure of the params tree is written down once, in the family's module.
+the structure of the tree is written down once, in the family's module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-
-from pagedjax.config import DTYPES
-from pagedjax.devices.mesh import sharding
 
 Path = tuple[str | int, ...]
 Params = dict[str, Any]
@@ -88,95 +85,6 @@ def check_params(rules: Sequence[ParamRule], params: Params) -> None:
             )
     if problems:
         raise ValueError("params do not fit the model config: " + "; ".join(problems))
-
-
-def check_alive(params: Params) -> None:
-    """Raise RuntimeError naming a leaf that was deleted, for example by donation elsewhere."""
-    dead = [path for path, leaf in flatten_tree(params).items() if leaf.is_deleted()]
-    if dead:
-        raise RuntimeError(
-            f"params leaf {'/'.join(map(str, dead[0]))} was deleted (donated to another "
-            "computation?); give the engine live ones with update_params"
-        )
-
-
-def check_arrays(params: Params) -> None:
-    """Raise TypeError naming a leaf that is not a jax.Array, ValueError for mixed dtypes."""
-    leaves = flatten_tree(params)
-    for path, leaf in leaves.items():
-        if _is_of_nnx(leaf):
-            raise TypeError(
-                f"params leaf {'/'.join(map(str, path))} is a {type(leaf).__name__} of flax.nnx; "
-                "give the arrays within: nnx.to_pure_dict(state), or variable[...] for one"
-            )
-        if not isinstance(leaf, jax.Array):
-            raise TypeError(
-                f"params leaf {'/'.join(map(str, path))} is a {type(leaf).__name__}; "
-                "put the tree on the device first, with jax.device_put"
-            )
-    dtypes = sorted({str(leaf.dtype) for leaf in leaves.values()})
-    if len(dtypes) > 1 or dtypes[0] not in DTYPES:
-        raise ValueError(
-            f"params have dtypes {', '.join(dtypes)}; supported: one of {', '.join(DTYPES[1:])}"
-        )
-
-
-def _is_of_nnx(leaf: Any) -> bool:
-    # By name, as importing flax.nnx takes long.
-    return any(cls.__module__.startswith("flax.nnx") for cls in type(leaf).__mro__)
-
-
-def device_of(params: Params) -> jax.Device | None:
-    """The device that all leaves are on; None if they are on several."""
-    devices = {device for leaf in flatten_tree(params).values() for device in leaf.devices()}
-    return devices.pop() if len(devices) == 1 else None
-
-
-def placed(params: Params, mesh: Mesh) -> Params:
-    """The leaves as programs of `mesh` take them, in dicts and tuples, without copying any.
-
-    Programs tell a list from a tuple and a FrozenDict from a dict, which the user may give. An
-    array on an Explicit mesh has that mesh in its type, which no other mesh's programs take.
-    Raises ValueError naming a leaf that is on other devices.
-    """
-    wanted = set(mesh.devices.flat)
-    leaves = flatten_tree(params)
-    for path, leaf in leaves.items():
-        if leaf.devices() != wanted:
-            raise ValueError(
-                f"params leaf {'/'.join(map(str, path))} is on {_listed(leaf.devices())} and the "
-                f"engine on {_listed(wanted)}; move the params with jax.device_put, or give the "
-                "engine a mesh of their device"
-            )
-        if _is_explicit(leaf):
-            leaves[path] = jax.device_put(leaf, sharding(mesh))
-    return build_tree(leaves)
-
-
-def _is_explicit(leaf: jax.Array) -> bool:
-    mesh = getattr(leaf.sharding, "mesh", None)
-    return mesh is not None and AxisType.Explicit in mesh.axis_types
-
-
-def _listed(devices: Iterable[jax.Device]) -> str:
-    return ", ".join(sorted(map(str, devices)))
-
-
-def check_replacement(old: Params, new: Params) -> None:
-    """Raise ValueError naming each leaf of `new` that a program compiled for `old` cannot take."""
-    check_arrays(new)
-    before, after = flatten_tree(old), flatten_tree(new)
-    if before.keys() != after.keys():
-        odd = sorted("/".join(map(str, path)) for path in before.keys() ^ after.keys())
-        raise ValueError(f"new params have another structure: {', '.join(odd)}")
-    problems = [
-        f"{'/'.join(map(str, path))} is {leaf.dtype}{list(leaf.shape)}, "
-        f"not {before[path].dtype}{list(before[path].shape)}"
-        for path, leaf in after.items()
-        if (leaf.shape, leaf.dtype) != (before[path].shape, before[path].dtype)
-    ]
-    if problems:
-        raise ValueError("new params do not fit the compiled programs: " + "; ".join(problems))
 
 
 def init_leaves(

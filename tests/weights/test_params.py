@@ -11,14 +11,8 @@ from flax import nnx
 from pagedjax import init_params
 from pagedjax.config import ModelConfig
 from pagedjax.models import llama
-from pagedjax.weights.params import (
-    build_tree,
-    check_alive,
-    check_arrays,
-    check_params,
-    check_replacement,
-    flatten_tree,
-)
+from pagedjax.weights.leaves import check_alive, check_arrays, check_replacement
+from pagedjax.weights.params import build_tree, check_params, flatten_tree
 
 # All letters differ, so that no two axes can be mistaken for each other.
 V, E, F, L, H, K, D = 11, 10, 14, 2, 6, 3, 4
