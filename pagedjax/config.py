@@ -1,4 +1,4 @@
-"""Static descriptions of a model and of an engine: frozen, hashable, validated when made."""
+"""EngineConfig: the options of an engine. Frozen, hashable, validated at construction."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ ATTENTIONS = ("auto", "xla", "pallas", "pallas_interpret", "pallas_mosaic")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of an engine. `None` stands for a choice made with the engine, as follows.
+    """Options of an engine. `None` lets the engine choose, as described for each option.
 
     max_model_len: most tokens of prompt and output together; None: the model's own limit.
-    block_size: tokens of a block of the KV pool; a power of two from 8 to 256 for Pallas.
-    num_blocks: of the pool. None: as many as kv_cache_bytes holds; if that is None too, on a GPU
-        what gpu_memory_utilization of its memory leaves beside what is in use and a step's
-        temporaries, else max_num_seqs requests of max_model_len tokens, in 4 GiB at most.
-    kv_cache_dtype: of keys and values: "auto" for that of the params, "float32", "bfloat16",
-        "float16", or "int8" and "fp8" with a scale per token and kv head.
-    max_num_seqs: requests that run at a time. max_num_batched_tokens: of a step; None: 512 on a
-        CPU, else 2048.
-    enable_prefix_caching: full blocks are found again by their tokens; None: True.
+    block_size: tokens per block of the KV pool; a power of two from 8 to 256 for Pallas.
+    num_blocks: blocks of the pool. None: as many as kv_cache_bytes holds. If that is None too: on
+        a GPU, `gpu_memory_utilization` of its memory minus the bytes in use and the temporaries of
+        the largest step; on a CPU, enough for max_num_seqs requests of max_model_len tokens, at
+        most 4 GiB.
+    kv_cache_dtype: type of keys and values: "auto" (the params' type), "float32", "bfloat16",
+        "float16", or "int8" and "fp8" with one scale per token and KV head.
+    max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens per step;
+        None: 512 on a CPU, 2048 on a GPU.
+    enable_prefix_caching: keep full blocks and reuse them for equal prefixes; None: True.
     attention: "xla", "pallas" (Triton), "pallas_mosaic", "pallas_interpret"; "auto": Pallas on GPUs
-        of compute capability 8.0 and up if it takes the shapes, else XLA.
-    mesh: a `jax.sharding.Mesh` with an axis `tp`; None: the device that the params are on.
-    seed: what requests without a seed derive theirs from.
-    compilation_cache_dir: where compiled programs are kept, by this whole process; None: nowhere,
-        unless JAX is told so otherwise.
+        of compute capability 8.0 and up if it supports the shapes, else XLA.
+    mesh: a `jax.sharding.Mesh` with an axis `tp`; None: the device that holds the params.
+    seed: requests without a seed derive theirs from this one.
+    compilation_cache_dir: folder for compiled programs, used by the whole process; None: JAX's own
+        setting applies.
     steps_in_flight: 1 (step n+1 is scheduled before the tokens of step n are read) or 0.
-    max_logprobs: bounds `SamplingParams.logprobs` and `prompt_logprobs`; the vocabulary does too.
-    logprobs_mode: "raw": a sampled token's log probability is the model's own; "processed": of the
+    max_logprobs: largest `SamplingParams.logprobs` and `prompt_logprobs` (at most the vocabulary).
+    logprobs_mode: "raw": a sampled token's log probability under the model; "processed": under the
         distribution it was drawn from, after penalties, masks, temperature and filters. Prompts
         are always scored raw.
-    logits_processor: a JAX function (logits [R, V], context) -> logits of the user's, traced into
-        the step; see `hooks.LogitsContext`. extra: the arrays that it finds in `context.extra`, as
-        they are for requests without `SamplingParams.extra`.
-    batch_invariant: a request's tokens and log probabilities are the same bits alone and among
-        any others, with and without prefix hits and preemption; on XLA attention alone.
+    logits_processor: a user's JAX function (logits [R, V], context) -> logits, traced into the
+        step; see `hooks.LogitsContext`. extra: the arrays it finds in `context.extra` for requests
+        without `SamplingParams.extra`.
+    batch_invariant: a request's tokens and log probabilities are bit-identical whatever other
+        requests run, with and without prefix hits and preemption. Uses XLA attention.
     """
 
     max_model_len: int | None = None

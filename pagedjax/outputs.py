@@ -1,4 +1,4 @@
-"""What an engine returns: a request's outputs, statistics, and what `warmup` compiled."""
+"""Results of an engine: request outputs, statistics, and the report of `warmup`."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A snapshot of one request.
+    """The output of one request so far.
 
-    outputs: one for each of its n samples. prompt_logprobs: one dict a prompt token, None for the
-    first and for those not computed yet; None unless asked for. num_cached_tokens: prompt tokens
-    found in the prefix cache.
+    outputs: one per sample. prompt_logprobs: one dict per prompt token, None for the first token
+    and for those not computed yet; None unless requested. num_cached_tokens: prompt tokens found
+    in the prefix cache.
     """
 
     request_id: str
@@ -81,14 +81,14 @@ class RequestOutput:
 @dataclass(frozen=True)
 class EngineStats:
     """A snapshot. Always `num_free_blocks + num_cached_blocks + num_referenced_blocks ==
-    num_blocks`; cached blocks hold reusable content and are referenced by nobody.
+    num_blocks`; cached blocks hold reusable content and are in no block table.
 
-    kv_utilization: share of the referenced blocks' token slots that hold keys, now.
-    mean_kv_utilization: its mean over the steps so far.
-    computed_tokens: tokens that steps were asked to compute; padded_tokens: what they computed,
-    padding included. elapsed_s: seconds spent in `step`: wait_s of them waiting for the device,
-    host_s working. exposed_s: the part of host_s that the device may have spent idle, since no
-    step was in flight, or the one in flight had ended before the next was dispatched.
+    kv_utilization: share of the referenced blocks' token slots that hold keys.
+    mean_kv_utilization: its mean over all steps so far.
+    computed_tokens: tokens of all steps without padding; padded_tokens: with padding.
+    elapsed_s: seconds spent in `step`, the sum of wait_s (waiting for the device) and host_s
+    (host work). exposed_s: the part of host_s in which the device may have been idle, because no
+    step was in flight, or it had ended before the next was dispatched.
     """
 
     num_waiting: int
@@ -114,29 +114,29 @@ class EngineStats:
     exposed_s: float
 
     def as_dict(self) -> dict[str, int | float]:
-        """All of it by name, with what follows from the counters."""
+        """All values by name, including the derived ones."""
         derived = ("device_s", "overlap", "padding_waste")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     @property
     def device_s(self) -> float:
-        """Seconds of `step` in which the device had work, at least."""
+        """Lower bound of the seconds of `step` in which the device was busy."""
         return self.elapsed_s - self.exposed_s
 
     @property
     def overlap(self) -> float:
-        """Share of the host's work that was hidden behind the device's; 0 before any."""
+        """Share of host work that overlapped with device work; 0 before any step."""
         return 1 - self.exposed_s / self.host_s if self.host_s else 0.0
 
     @property
     def padding_waste(self) -> float:
-        """Share of the computed tokens that was padding; 0 before any."""
+        """Share of the computed tokens that was padding; 0 before any step."""
         return 1 - self.computed_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What `warmup` compiled: names of programs with their shapes, and seconds of each."""
+    """The programs that `warmup` compiled: names with shapes, and compilation seconds of each."""
 
     shapes: tuple[str, ...]
     seconds: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""How one request's tokens are chosen and when it stops."""
+"""SamplingParams: how one request's tokens are chosen and when the request ends."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ MAX_SAMPLES = 16384  # all samples are created when the request is
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when it stops; checked when made.
+    """How one request's tokens are chosen and when it ends. Validated at construction.
 
     temperature: 0 is the exact argmax (lowest id on ties); otherwise logits are divided by it.
     min_p, top_k, top_p: filters, applied in this order after the temperature. `top_k` of 0, -1
         or at least V is off. Ties in top-k: lower ids first. top-p keeps the smallest set of
         tokens whose mass reaches `top_p`, at least one.
-    n: samples of the prompt, 16384 at most, which share its keys; `outputs` has one entry for each.
+    n: number of samples, at most 16384, which share the prompt's blocks; `outputs` has one entry
+        per sample.
     seed: the random number of output position t of sample i is a function of (seed, i, t) alone.
         None: derived from the engine's seed and the request's arrival number.
     max_tokens: most output tokens; None: up to the engine's max_model_len.
     stop_token_ids: ids that end the output. The id stays in `token_ids`; its text, like that of an
         end-of-sequence id, is left out of `text` unless `include_stop_str_in_output`.
     min_tokens: neither an end id nor a stop string ends the output within its first `min_tokens`
-        tokens; a stop string that begins in their text may end in the text after it.
-    stop: a string, or several, whose appearance in `text` ends the output and is its stop_reason.
-        The text is cut before it, or after it with `include_stop_str_in_output`; the token ids
-        keep the token that completed it. If one token completes several, the one that begins
-        earliest counts, then the one listed first. Text that may be the beginning of a stop
-        string is held back until that is decided.
-    repetition_penalty: of ids in prompt or output, once per id: positive logits are divided by it,
+        tokens; a stop string that begins in their text may end in later text.
+    stop: one or several strings; the first to appear in `text` ends the output and is its
+        stop_reason. The text is cut before it, or after it with `include_stop_str_in_output`; the
+        token ids keep the token that completed it. If one token completes several, the one that
+        begins earliest counts; ties go to the one listed first. Text that may begin a stop string
+        is held back until that is decided.
+    repetition_penalty: for ids in prompt or output, once per id: positive logits are divided by it,
         negative ones multiplied (arXiv 1909.05858). presence_penalty, frequency_penalty: subtracted
-        from the logits of ids in the output, once, and once per occurrence.
+        from the logits of ids in the output, once, or once per occurrence.
     logit_bias: added to the logits of these ids. allowed_token_ids: no other id is drawn.
     bad_words: texts that must not appear in the output; their last token is forbidden wherever
-        the output ends with the tokens before it. If nothing else is left, of the allowed ids, one
-        forbidden by these or by `min_tokens` is drawn all the same.
-    logprobs: report each output token's log probability and rank, and the k best ids beside it.
+        the output ends with the tokens before it. If all allowed ids are forbidden by bad words or
+        `min_tokens`, one of them is drawn nevertheless.
+    logprobs: report each output token's log probability and rank, and those of the k best ids.
         prompt_logprobs: the same for the prompt's tokens; the first has none.
     extra: arrays for the engine's `logits_processor`, by name.
     ignore_eos: end-of-sequence ids, the model's and the tokenizer's, do not end the output.
     output_kind: what `step` and `stream` return. "cumulative": all output so far at every step;
         "delta": only what is new, at a cost that does not grow with the output; "final_only":
         one output, when the request ends. `generate` always returns whole outputs.
-    skip_special_tokens, detokenize: how `text` is made; False for `detokenize` leaves it empty.
+    skip_special_tokens: leave special tokens out of `text`. detokenize: False: `text` is empty.
     cache_salt: only requests with the same salt share prefix cache entries.
-    priority: lower runs first; first come, first served among equals.
+    priority: lower values run first; ties by arrival.
     """
 
     n: int = 1

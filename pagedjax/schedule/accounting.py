@@ -1,4 +1,4 @@
-"""What a block pool holds for whom: each block counted once, and each token once per sequence."""
+"""Memory accounting of a block pool: blocks and tokens, with and without sharing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pagedjax.schedule.blocks import BlockPool
 @dataclass(frozen=True)
 class PoolAccounting:
     """A snapshot. Always `num_free_blocks + num_cached_blocks + num_referenced_blocks ==
-    num_blocks`, with each block in one of them, however many sequences share it.
+    num_blocks`: each block is counted once, however many sequences share it.
 
-    num_shared_blocks: referenced blocks that more than one table names.
-    num_table_blocks: entries of all tables, so what would be referenced without sharing.
+    num_shared_blocks: referenced blocks that are in more than one block table.
+    num_table_blocks: entries of all block tables, the blocks needed without sharing.
     logical_tokens: tokens of all sequences. physical_tokens: token slots that hold their keys.
-    tokens_saved: keys that are not stored because another sequence's are used.
+    tokens_saved: tokens whose keys are stored once for several sequences.
     """
 
     num_blocks: int
@@ -32,7 +32,7 @@ class PoolAccounting:
 
     @property
     def blocks_saved(self) -> int:
-        """Blocks that sharing makes needless."""
+        """Blocks saved by sharing."""
         return self.num_table_blocks - self.num_referenced_blocks
 
     @property
@@ -44,11 +44,11 @@ class PoolAccounting:
 def account(blocks: BlockPool, tables: Iterable[tuple[Sequence[int], int]]) -> PoolAccounting:
     """Count the pool's blocks and the tokens in them.
 
-    tables: of every live sequence, its block table and the number of its tokens with keys there;
-    blocks beyond those tokens are held and hold nothing yet.
+    tables: for every live sequence, its block table and the number of its tokens with keys in the
+        pool; blocks beyond those tokens are allocated and empty.
     """
     size = blocks.block_size
-    filled: dict[int, int] = {}  # by block, the tokens of the sequence that has most of them there
+    filled: dict[int, int] = {}  # most tokens that any sequence has in the block
     num_table_blocks = logical = 0
     for table, length in tables:
         logical += length

@@ -9,9 +9,9 @@ from pagedjax.schedule.request import Request
 
 
 class Holdings:
-    """Hands slots and blocks to requests and takes them back. It decides nothing.
+    """Gives slots and blocks to requests and takes them back. The scheduler decides when.
 
-    prefix_caching: whether full blocks are kept and found again by their tokens.
+    prefix_caching: whether full blocks are cached and found again by their tokens.
     """
 
     def __init__(self, blocks: BlockPool, num_slots: int, prefix_caching: bool) -> None:
@@ -20,9 +20,9 @@ class Holdings:
         self.free_slots = list(range(num_slots - 1, -1, -1))
 
     def start(self, request: Request, spare_blocks: int) -> bool:
-        """Give a request its slot, its cached prefix, and blocks for all tokens known so far.
+        """Give a request a slot, its cached prefix, and blocks for all tokens known so far.
 
-        False, and nothing is taken, unless `spare_blocks` more stay available.
+        Returns False and takes nothing if fewer than `spare_blocks` blocks would stay available.
         """
         nodes = self._known_prefix(request)
         hits = [node.block for node in nodes if node.block is not None]
@@ -43,7 +43,7 @@ class Holdings:
         child.num_computed = num_computed
 
     def release(self, request: Request) -> None:
-        """Take everything back; what the request computed is forgotten."""
+        """Take back slot and blocks; the request must be computed again."""
         self.blocks.release(request.block_ids)
         assert request.slot is not None
         self.free_slots.append(request.slot)
@@ -51,12 +51,12 @@ class Holdings:
         request.num_computed, request.slot_has_token = 0, False
 
     def can_write(self, request: Request) -> bool:
-        """Whether the request has a block of its own for its next token."""
+        """Whether the request has a private block for its next token."""
         index = request.num_computed // self.blocks.block_size
         return index < len(request.block_ids) and self.blocks.is_writable(request.block_ids[index])
 
     def take_block(self, request: Request) -> tuple[int, int] | None:
-        """Give the request such a block; returns (from, to) if a shared one has to be copied."""
+        """Give the request a private block; return (from, to) if a shared block must be copied."""
         index = request.num_computed // self.blocks.block_size
         old, new = request.block_ids[index : index + 1], self.blocks.allocate(1)
         request.block_ids[index : index + 1] = new
@@ -64,22 +64,22 @@ class Holdings:
         return (old[0], new[0]) if old else None
 
     def rewind(self, request: Request) -> None:
-        """Give back what lies beyond all but the last of the request's tokens.
+        """Give back blocks that the request's tokens no longer need, after it lost some.
 
-        The last token is computed again: its logits choose the next one.
+        Its last token is computed again, because its logits determine the next token.
         """
         request.num_computed = min(request.num_computed, len(request.tokens) - 1)
         request.slot_has_token = False
-        # A request that is being recomputed was given the blocks of all its tokens at once.
+        # A request that is being recomputed got the blocks of all its tokens at once.
         keep = self.blocks.blocks_for(len(request.tokens))
         self.blocks.release(request.block_ids[keep:])
         del request.block_ids[keep:]
         del request.nodes[request.num_computed // self.blocks.block_size :]
 
     def enter_full_blocks(self, request: Request) -> None:
-        """Make the request's blocks findable whose tokens are known and whose keys are planned.
+        """Enter the request's full blocks into the trie: known tokens, keys computed or planned.
 
-        A request that began under other weights enters nothing more.
+        A request that started under other weights enters nothing more.
         """
         if not self.prefix_caching or request.cache_version != self.blocks.version:
             return
@@ -93,13 +93,13 @@ class Holdings:
             )
 
     def _known_prefix(self, request: Request) -> list[Node]:
-        """Cached full blocks of the request; its last token is always left to compute."""
+        """Cached full blocks of the request's tokens; the last token is always computed."""
         if not self.prefix_caching:
             return []
         nodes = self.blocks.match(request.namespace, request.tokens[:-1])
         if request.score:
-            # The score of a block's last token is about the first of the next one, so that must
-            # be known to be the same; see `Scores`, which takes the scores from its siblings.
+            # The score at a block's last position is about the next block's first token, which
+            # must be known to be the same. `Scores` copies the scores of shared blocks.
             return nodes[:-1]
         if request.scores_prompt:
             return nodes[: request.num_scored // self.blocks.block_size]

@@ -1,4 +1,4 @@
-"""What one step computes: rows of tokens, who samples from them, which blocks are copied first."""
+"""The plan of one step: rows of tokens, the requests that sample, and block copies before it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pagedjax.schedule.request import Request
 
 
 class Row(NamedTuple):
-    """One request's share of a step: positions [start, start + num_tokens).
+    """The tokens of one request in a step: positions [start, start + num_tokens).
 
-    samples: the requests whose next token the logits of the last of these positions choose: none,
-        the row's own request, or with it those that share its prompt.
+    samples: the requests that draw their next token from the logits of the last position: none,
+        the row's own request, or that request and the siblings that share its prompt.
     """
 
     request: Request
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A step. `decode` rows have one token, taken from the slot; `chunks` bring known tokens.
+    """A step. `decode` rows have one token, read from the slot; `chunks` have known tokens.
 
     copies: pairs of blocks (from, to) to copy before the step, in all layers.
     """
@@ -51,5 +51,5 @@ class Plan:
 
     @cached_property
     def samplers(self) -> list[Request]:
-        """Who takes a token, in the order in which `commit` wants the tokens."""
+        """The requests that draw a token, in the order in which `commit` takes the tokens."""
         return [request for row in self.rows for request in row.samples]

@@ -12,14 +12,14 @@ from pagedjax.outputs import FinishReason
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.token_edits import TokenEdits
 
-# Ways of drawing, each with all that the ones before it have; see `step.sample`.
+# Sampling programs, from the smallest; each can do all that the ones before it can.
 Variant = Literal["greedy", "random", "logprobs", "full"]
 
 
 class Status(enum.Enum):
-    """Where a request stands. Only RUNNING owns a slot and blocks.
+    """State of a request. Only a RUNNING request owns a slot and blocks.
 
-    HELD: not queued, since it waits for its sibling's prompt or for its next token.
+    HELD: not queued; it waits for its sibling's prompt or, in beam search, for its next token.
     """
 
     HELD = "held"
@@ -29,7 +29,7 @@ class Status(enum.Enum):
 
 
 class Candidates(NamedTuple):
-    """A token's log probability and rank, and the best tokens at its place, best first."""
+    """A token's log probability and rank, and the best tokens at its position, best first."""
 
     token: int
     logprob: float
@@ -39,24 +39,24 @@ class Candidates(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """Host state of one request: ints and lists only. The scheduler is the one who changes it.
+    """Host state of one request: ints and lists only. Only the scheduler changes it.
 
-    arrival, seed: given when it is admitted; see `Intake.admit`.
-    tokens: ids of the prompt and of the output, as far as the host has read them.
+    arrival, seed: set at admission; see `Intake.admit`.
+    tokens: ids of the prompt and of the output that the host has read so far.
     num_prompt: how many of `tokens` are the prompt.
     num_computed: tokens whose keys and values are in the pool once every dispatched step is done.
     num_pending: tokens sampled by dispatched steps that the host has not read yet (0 or 1).
     max_len: prompt + output tokens at which the request ends with "length".
     score: True for a request that only scores its tokens and generates none.
-    edits: what it adds to logits, and forbids. token_logprobs: of the output read so far.
-    prompt_logprobs: entry i is of token i + 1, as far as they are known;
-    num_prompt_logprobs: as many as are wanted.
+    edits: changes to its logits, and forbidden ids. token_logprobs: of the output read so far.
+    prompt_logprobs: entry i is of token i + 1; only the known ones are in the list.
+    num_prompt_logprobs: how many the user wants.
     num_candidates: above 0, the request draws nothing: once all its tokens are computed, its
         `candidates` are the most likely next tokens with their log probabilities.
     sample_index: i of the n samples of one prompt; siblings: the others, until they start.
-    namespace: prefix cache entries are shared within it alone.
+    namespace: the request shares prefix cache entries only within its namespace.
     nodes: the request's full blocks in the prefix trie, entered under weights `cache_version`.
-    num_cached_tokens: prompt tokens found in the cache when it first started; None before.
+    num_cached_tokens: prompt tokens found in the cache at its first start; None before that.
     """
 
     id: str
@@ -92,11 +92,11 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who goes first: lower priority, then earlier arrival, then lower sample index."""
+        """Sort key: lower priority value first, then earlier arrival, then lower sample index."""
         return (self.params.priority, self.arrival, self.sample_index)
 
     def copy(self, **changes: Any) -> Request:
-        """The same request with the same tokens, not started: no slot, no blocks."""
+        """Return a copy with the same tokens, not started: no slot, no blocks."""
         kept = ("id", "arrival", "num_prompt", "params", "seed", "max_len", "stop_ids", "eos_ids",
                 "namespace", "edits", "num_prompt_logprobs")  # fmt: skip
         values = {name: getattr(self, name) for name in kept}
@@ -113,7 +113,7 @@ class Request:
 
     @cached_property
     def variant(self) -> Variant:
-        """The least way of drawing that has all it asks for."""
+        """The smallest sampling program that supports the request's options."""
         if self.is_adjusted:
             return "full"
         if self.params.logprobs is not None:
@@ -122,47 +122,47 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the logits of its prompt's positions are wanted."""
+        """Whether logits at its prompt's positions are needed."""
         return self.score or self.lists_prompt
 
     @property
     def lists_prompt(self) -> bool:
-        """Whether some of its `prompt_logprobs` are not known yet."""
+        """Whether some of the requested `prompt_logprobs` are not known yet."""
         return len(self.prompt_logprobs) < self.num_prompt_logprobs
 
     @property
     def num_scored(self) -> int:
-        """How many of the prompt's first logits need no computing any more."""
+        """Number of leading prompt positions whose logits are not needed any more."""
         return len(self.prompt_logprobs) if self.lists_prompt else self.num_prompt
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output, those included that the host has not read yet."""
+        """Tokens of prompt and output, including those that the host has not read yet."""
         return len(self.tokens) + self.num_pending
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose keys and values no dispatched step writes yet."""
+        """Tokens whose keys and values no dispatched step has written."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_computable(self) -> int:
-        """Those that may be computed now; nothing asks for what follows a scored text."""
+        """Tokens that may be computed now; nothing needs what follows a scored text."""
         return self.num_uncomputed - int(self.score)
 
     @property
     def is_in_prefill(self) -> bool:
-        """Whether known tokens are to be computed next, and not the one in its slot."""
+        """Whether its next row computes known tokens, not the token in its slot."""
         return not self.slot_has_token and self.num_computable > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to compute for it: it has ended, or waits for its next token."""
+        """Whether there is nothing to compute: it has ended, or waits for its next token."""
         return self.is_finished or self.candidates is not None
 
     @property
     def why_it_ends(self) -> tuple[FinishReason, int | None] | None:
-        """The finish reason, with the stop id, if its last token is the last one of all."""
+        """Finish reason and stop id if the request ends with its last token, else None."""
         token = self.tokens[-1]
         if token in self.eos_ids:
             return "stop", None
@@ -179,15 +179,15 @@ class Request:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether one in flight decides what comes next: it may be the last, or choose what may
-        follow."""
+        """Whether the next row depends on a token in flight: on whether it is the last, or on
+        its value, which decides which ids are allowed."""
         if not self.num_pending:
             return False
         return self.num_tokens >= self.max_len or self.edits.need_every_token
 
     @property
     def num_output(self) -> int:
-        """How many ids were generated and read so far."""
+        """Number of ids generated and read so far."""
         return len(self.tokens) - self.num_prompt
 
     @property

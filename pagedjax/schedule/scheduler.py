@@ -53,6 +53,7 @@ class Scheduler:
         self._queues = Queues(blocks, slots, prefix_caching)
         self._holdings = self._queues.holdings
         self.running = self._queues.running
+        self.num_generated = 0
         self.prefix_hit_tokens = 0
         self.prefix_query_tokens = 0
         self._watermark = watermark(blocks.num_blocks)
@@ -238,6 +239,7 @@ class Scheduler:
         """Append a token that was read from the device, and end the request if it is the last."""
         request.num_pending -= 1
         request.tokens.append(token)
+        self.num_generated += 1
         if not len(request.tokens) % self.blocks.block_size:  # a block may just have filled
             self._holdings.enter_full_blocks(request)
         if (why := request.why_it_ends) is not None:

@@ -1,4 +1,4 @@
-"""How the host's time and the device's lie beside each other."""
+"""Host time and waiting time of steps, and how much of the host time the device sat idle."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from contextlib import contextmanager
 
 
 class StepTime:
-    """Adds up seconds within `step`; what is called outside of it counts for nothing.
+    """Adds up seconds spent within `step`; time outside is not counted.
 
-    host_s: of work; wait_s: of waiting for tokens. exposed_s: the part of host_s in which the
-    device may have been idle. Whether it was is only seen when the next step is dispatched: if
-    everything in flight has ended by then, all the work since the last wait counts as exposed,
-    although the device ended at some moment within it.
+    host_s: seconds of host work; wait_s: seconds of waiting for tokens. exposed_s: the part of
+    host_s in which the device may have been idle. Idleness can only be seen when the next step is
+    dispatched: if everything in flight has ended by then, all host work since the last wait counts
+    as exposed, although the device became idle at some moment within it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._last: float | None = None  # the moment up to which time is accounted for
+        self._last: float | None = None  # time is accounted for up to this moment
         self._since_wait = 0.0
         self.host_s = self.wait_s = self.exposed_s = 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The whole of one step."""
+        """Time one whole step."""
         self._last = self._clock()
         try:
             yield
@@ -34,7 +34,7 @@ class StepTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The host waits for the device."""
+        """Time a wait for the device."""
         if self._last is None:
             yield
             return
@@ -46,14 +46,14 @@ class StepTime:
             self._since_wait = 0.0
 
     def dispatch(self, device_is_idle: bool) -> None:
-        """A step has just gone to the device, which was idle until then or was not."""
+        """Record that a step was dispatched; `device_is_idle`: nothing was running before it."""
         self._work()
         if device_is_idle:
             self.exposed_s += self._since_wait
         self._since_wait = 0.0
 
     def _work(self) -> None:
-        """What has passed since the last event was work."""
+        """Count the time since the last event as host work."""
         passed = self._passed()
         self.host_s += passed
         self._since_wait += passed

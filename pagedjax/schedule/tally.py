@@ -1,4 +1,4 @@
-"""Plain numbers about an engine's work."""
+"""Counters of an engine's work, and the statistics made from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pagedjax.schedule.step_time import StepTime
 
 @dataclass
 class Tally:
-    """The counters behind EngineStats, kept by the engine."""
+    """The counters behind EngineStats that the scheduler does not keep."""
 
     prompt_tokens: int = 0
-    generated_tokens: int = 0
     steps: int = 0
     computed_tokens: int = 0
     padded_tokens: int = 0
@@ -29,7 +28,7 @@ class Tally:
         self.utilization_sum += kv_utilization(scheduler)
 
     def stats(self, scheduler: Scheduler, num_compilations: int) -> EngineStats:
-        """The present snapshot."""
+        """Return a snapshot of all counters and gauges."""
         blocks = scheduler.blocks
         return EngineStats(
             num_waiting=scheduler.num_waiting,
@@ -45,7 +44,7 @@ class Tally:
             num_preemptions=scheduler.num_preemptions,
             num_compilations=num_compilations,
             prompt_tokens=self.prompt_tokens,
-            generated_tokens=self.generated_tokens,
+            generated_tokens=scheduler.num_generated,
             steps=self.steps,
             computed_tokens=self.computed_tokens,
             padded_tokens=self.padded_tokens,
@@ -60,7 +59,7 @@ def kv_utilization(scheduler: Scheduler) -> float:
     """Share of the referenced blocks' token slots that hold keys; 0 when no block is referenced."""
     blocks = scheduler.blocks
     slots = blocks.num_referenced * blocks.block_size
-    # Only the end of a table can be unfilled; a tail that several share counts once.
+    # Only the last block of a table can be partly filled; if shared, it counts once.
     unfilled = sum(
         (len(each.block_ids) * blocks.block_size - each.num_computed)
         / blocks.num_refs(each.block_ids[-1])

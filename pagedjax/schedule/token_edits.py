@@ -1,4 +1,4 @@
-"""What a request adds to logits by token id, and which ids it forbids at its present place."""
+"""A request's changes to logits by token id: biases, and ids forbidden at the next position."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class TokenEdits:
-    """The request's part that never changes; `forbidden` is the part that does.
+    """The edits of one request. `forbidden` depends on the output; the fields do not.
 
-    bias: added to the logits of these ids. allowed: all other ids are forbidden; None: no such
-    limit. bad_words: token sequences that must not appear in the output. end_ids: forbidden until
-    the output has `min_tokens` tokens.
+    bias: added to the logits of these ids. allowed: all other ids are forbidden; None: all are
+    allowed. bad_words: token sequences that must not appear in the output. end_ids: forbidden
+    until the output has `min_tokens` tokens.
     """
 
     bias: Mapping[int, float] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class TokenEdits:
 
     @cached_property
     def exist(self) -> bool:
-        """Whether the request edits anything at all."""
+        """Whether the request has any edit."""
         held = bool(self.end_ids) and self.min_tokens > 0
         return bool(self.bias or self.bad_words or held) or self.allowed is not None
 
@@ -32,20 +32,20 @@ class TokenEdits:
     def need_every_token(self) -> bool:
         """Whether the host must know the last token before the next can be drawn.
 
-        A bad word of several tokens is forbidden only after its first ones.
+        The last token of a bad word is forbidden only after the tokens before it.
         """
         return any(len(word) > 1 for word in self.bad_words)
 
     @cached_property
     def num_watched(self) -> int:
-        """How many of the output's last tokens decide what is forbidden."""
+        """Number of last output tokens on which `forbidden` depends."""
         return max((len(word) - 1 for word in self.bad_words), default=0)
 
     def forbidden(self, last_ids: Sequence[int], num_output: int) -> frozenset[int]:
-        """Ids that may not be the next token, those outside `allowed` left aside.
+        """Ids forbidden as the next token, apart from those outside `allowed`.
 
-        last_ids: the output's last `num_watched` ones, or all that there are. num_output: tokens
-        of the output, those not yet read included.
+        last_ids: the last `num_watched` output ids, or all if there are fewer. num_output: output
+        tokens, including those not yet read.
         """
         found = set(self.end_ids if num_output < self.min_tokens else ())
         for *start, last in self.bad_words:

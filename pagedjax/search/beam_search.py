@@ -1,17 +1,17 @@
-"""Beam search above the engine: beams are requests that fork, and share their prompt and past.
+"""Beam search on an engine: beams are requests that fork and share the blocks of their prefix.
 
 The rules are those of Hugging Face's `generate(num_beams=width, early_stopping=False)`:
 
-- Each step, the continuations of all running beams are ranked by their summed log probability,
-  and the best (1 + number of end ids, at least 2) x width are looked at.
-- One that ends (by an end id, or by reaching `max_tokens`) is finished if it ranks among the best
-  `width`, and dropped otherwise. The best `width` that do not end run on.
-- A finished sequence scores its sum divided by length ** length_penalty, where the length counts
-  generated tokens, the end id included. The best `width` finished ones are kept.
-- The search stops once `width` are finished and the best running beam, scored at its present
-  length, does not beat the worst of them.
+- Each step ranks the continuations of all running beams by their summed log probability and
+  considers the best (1 + number of end ids, at least 2) x width.
+- A continuation that ends (by an end id, or at `max_tokens`) is finished if it ranks among the
+  best `width`, and dropped otherwise. The best `width` that do not end continue.
+- The score of a finished sequence is its sum divided by length ** length_penalty. The length counts
+  generated tokens, including the end id. The best `width` finished sequences are kept.
+- The search stops once `width` sequences are finished and the best running beam, scored at its
+  present length, does not beat the worst of them.
 
-Ties go to the earlier beam, then to the lower token id, then to what finished first.
+Ties go to the earlier beam, then to the lower token id, then to the sequence finished first.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class BeamSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput:
-    """The sequences of one prompt, best first, as many as the beam is wide."""
+    """The best `beam_width` sequences of one prompt, best first."""
 
     prompt_token_ids: list[int]
     sequences: list[BeamSequence]
 
 
 class _Choice(NamedTuple):
-    """A continuation: beam `parent` with `token` after it; `total` sums its log probabilities."""
+    """A continuation: beam `parent` followed by `token`; `total` is the summed log probability."""
 
     total: float
     parent: int
@@ -73,11 +73,11 @@ class Beams:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations looked at per step."""
+        """Continuations considered per step."""
         return num_candidates(self.width, self.end_ids)
 
     def advance(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[_Choice]:
-        """Take each running beam's most likely next tokens; return the beams that run on."""
+        """Take each running beam's most likely next tokens; return the beams that continue."""
         choices = [
             _Choice(total + logprob, parent, token)
             for parent, (_, total) in enumerate(self.running)
@@ -114,7 +114,7 @@ class Beams:
 
 @dataclass
 class _Search:
-    """One prompt's beams and the request of each running one, in the same order."""
+    """One prompt's beams, and the requests of the running ones in the same order."""
 
     prompt_ids: list[int]
     beams: Beams
@@ -126,7 +126,7 @@ class _Search:
 
 
 class BeamSearch:
-    """The searches of several prompts, run together on one engine."""
+    """Beam searches of several prompts, run together on one engine."""
 
     def __init__(
         self, engine: Engine, beam_width: int, max_tokens: int | None, length_penalty: float
@@ -135,7 +135,7 @@ class BeamSearch:
         if not is_int(beam_width) or beam_width < 1:
             raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
         length_penalty = plain_number(length_penalty)
-        # Beyond that, lengths to its power are no floats any more.
+        # With a larger penalty, length ** penalty overflows a float.
         if not is_finite(length_penalty) or abs(length_penalty) > MAX_LENGTH_PENALTY:
             raise ValueError(
                 f"length_penalty={length_penalty!r} must be a number from -{MAX_LENGTH_PENALTY} to "
@@ -147,7 +147,7 @@ class BeamSearch:
         self._params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
 
     def run(self, prompts: Sequence[Prompt]) -> list[BeamSearchOutput]:
-        """Search all prompts to the end. Whatever happens, no beam stays behind."""
+        """Search all prompts to the end. No request stays in the engine, also after an error."""
         engine = self._engine
         with engine.caller.turn():
             searches = [self._begin(prompt) for prompt in prompts]
@@ -178,14 +178,14 @@ class BeamSearch:
         vocab_size = engine.model_config.vocab_size
         if beams.num_candidates > vocab_size:
             raise ValueError(
-                f"beam_width={self._width} looks at {beams.num_candidates} tokens a step, more "
+                f"beam_width={self._width} looks at {beams.num_candidates} tokens per step, more "
                 f"than the vocabulary of {vocab_size}"
             )
         request.num_candidates = beams.num_candidates
         return _Search(list(request.tokens), beams, [request])
 
     def _branch(self, beams: Beams, requests: list[Request]) -> list[Request]:
-        """Continue the beams that run on; a parent's last continuation takes over its blocks."""
+        """Continue the surviving beams; a parent's last continuation takes over its blocks."""
         going_on = beams.advance([each.candidates or [] for each in requests])
         branches = []
         for position, choice in enumerate(going_on):

@@ -65,7 +65,6 @@ class StepLoop:
         tokens = done.read_tokens()
         self.scores.take(done.plan, tokens, done.logprobs, done.scores, done.ranked)
         progressed = [r for r in self._scheduler.commit(done.plan, tokens) if not r.score]
-        self.tally.generated_tokens += len(progressed)
         self._transcripts.advance(progressed, self._scheduler.stop)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Conversations to token ids, by a chat template."""
+"""Conversations to token ids through a chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagedjax.text.encode import encode_rendered
 
 Messages = Sequence[Mapping[str, Any]]
 
-# What apply_chat_template does not hand on to the template.
+# Arguments that apply_chat_template does not pass on to the template.
 NOT_OF_TEMPLATES = frozenset(
     (
         "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
@@ -25,12 +25,12 @@ PRINTED = re.compile(rf"""['"]text['"]\s*:\s*['"]{PROBE}""")
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What Hugging Face's `apply_chat_template` takes beside the conversation.
+    """Arguments of Hugging Face's `apply_chat_template` besides the conversation.
 
-    tools: functions or JSON schemas for a template that offers tools. chat_template: instead of
-    the tokenizer's own, or the name of one of those that it has. add_generation_prompt: end with
-    the beginning of an answer. continue_final_message: leave the last message open, to be
-    continued. chat_template_kwargs: more variables of the template.
+    tools: functions or JSON schemas, for a template that supports tools. chat_template: replaces
+    the tokenizer's own, or names one of several that it has. add_generation_prompt: end with the
+    beginning of an answer. continue_final_message: leave the last message open, to be continued.
+    chat_template_kwargs: more variables for the template.
     """
 
     tools: Sequence[Any] | None = None
@@ -78,11 +78,11 @@ class ChatOptions:
 def encode_chat(
     tokenizer: Any, messages: Messages, options: ChatOptions | None = None
 ) -> list[int]:
-    """Token ids of a conversation by the tokenizer's own template, ready for the answer.
+    """Token ids of a conversation by the tokenizer's chat template, ready for the answer.
 
-    A content may be a list of text parts: a template that reads lists gets it as it is, any other
-    the texts, joined by newlines. The template runs in jinja2's sandbox. Raises ValueError for
-    parts of other types, when there is no template, or when the template refuses the conversation.
+    A content may be a list of text parts: a template that reads lists gets the list, other
+    templates get the texts joined by newlines. The template runs in jinja2's sandbox. Raises
+    ValueError for parts of other types, if there is no template, or if the template raises.
     """
     options = options or ChatOptions()
     if not (options.chat_template or getattr(tokenizer, "chat_template", None)):
@@ -102,13 +102,13 @@ def encode_chat(
         ]
     try:
         text = options.render(tokenizer, messages)
-    except Exception as error:  # the template is the checkpoint's program and may raise anything
+    except Exception as error:  # a template is a program of the checkpoint and may raise anything
         raise ValueError(f"the chat template refuses the conversation: {error}") from error
     return encode_rendered(tokenizer, text)
 
 
 def _texts_of_parts(message: Any) -> list[str] | None:
-    """The texts of a content that is a list of parts; None for any other."""
+    """The texts of a content that is a list of parts; None for other contents."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list | tuple):
         return None
@@ -124,7 +124,7 @@ def _texts_of_parts(message: Any) -> list[str] | None:
 
 
 def _takes_parts(tokenizer: Any, options: ChatOptions) -> bool:
-    """Whether the template reads contents that are lists, rather than print or refuse them."""
+    """Whether the template reads list contents, instead of printing or refusing them."""
     probe = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
     plain = replace(options, add_generation_prompt=False, continue_final_message=False)
     try:

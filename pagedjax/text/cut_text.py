@@ -11,10 +11,10 @@ from pagedjax.text.stop_strings import StopStrings
 
 
 class CutText:
-    """A Detokenizer whose text ends at the first stop string; nothing is added after that.
+    """A Detokenizer whose text ends at the first stop string.
 
-    Each token's text is watched by itself, so the end does not depend on how many tokens arrive
-    at a time. What the first `min_tokens` tokens complete does not count.
+    Each token's text is searched separately, so the end does not depend on how many tokens arrive
+    at a time. Stop strings completed by the first `min_tokens` tokens are ignored.
     """
 
     def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
@@ -25,17 +25,17 @@ class CutText:
 
     @property
     def stop_string(self) -> str | None:
-        """The one that ended the text; None until then."""
+        """The stop string that ended the text; None until then."""
         return self._stops.match
 
     def copy(self) -> CutText:
-        """A text that goes on from here by itself."""
+        """An independent text in the same state."""
         twin = copy.copy(self)
         twin._detokenizer, twin._stops = self._detokenizer.copy(), self._stops.copy()
         return twin
 
     def append(self, token_ids: Sequence[int], final: bool = False) -> str:
-        """The text that became certain with these tokens; `final` releases all that is held."""
+        """Return the text that is certain now; `final` also releases text that was held back."""
         piece = "".join(self._append([token]) for token in token_ids)
         if final:
             piece += self._append([], final) + self._stops.release()

@@ -1,4 +1,4 @@
-"""Tokens to text, as they arrive."""
+"""Incremental detokenization."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-# Tokens of the prompt that are decoded before the output, so that a tokenizer which treats the
-# first word of a text specially does not do so in the middle of one.
+# Tokens of the prompt that are decoded before the output. Some tokenizers treat the first word of
+# a text specially, which must not happen in the middle of a text.
 CONTEXT_TOKENS = 6
 REPLACEMENT = "\ufffd"
 MOST_BYTES = 4  # of one UTF-8 character
 
 
 class Detokenizer:
-    """Decodes a growing list of tokens so that the pieces add up to the one-shot decode.
+    """Decodes a growing list of tokens into pieces that join to the text of a one-shot decode.
 
     A piece is released once its characters are complete: while the text ends in an unfinished
-    UTF-8 sequence, it is held back until later tokens finish it or the output ends. Each piece is
-    decoded with the one before it as context, so the work per token does not grow.
+    UTF-8 sequence, it is held back until later tokens complete it or the output ends. Each piece
+    is decoded with the previous one as context, so the work per token does not grow.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class Detokenizer:
         self.text = ""
 
     def copy(self) -> Detokenizer:
-        """A detokenizer that goes on from here by itself."""
+        """An independent detokenizer in the same state."""
         twin = copy.copy(self)
         twin._ids = list(self._ids)
         return twin
 
     def _whole_end(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The last tokens of the prompt, from a place on which no character crosses.
+        """The last tokens of the prompt, starting at a character boundary.
 
-        A character cut by the end of the prompt belongs to neither side: there are none then.
+        If the prompt ends within a character, there is no context.
         """
         for count in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BYTES):
             context = list(prompt_ids[-count:])
@@ -48,7 +48,7 @@ class Detokenizer:
         return []
 
     def append(self, token_ids: Sequence[int], final: bool = False) -> str:
-        """The text that became certain with these tokens; `final` releases all that is held."""
+        """Return the text that these tokens complete; `final` also releases incomplete text."""
         self._ids += token_ids
         end = len(self._ids)
         whole = self._decode(self._ids)
@@ -56,20 +56,20 @@ class Detokenizer:
             end = self._clean_cut(whole)
             whole = self._decode(self._ids[:end])
         piece = self._beyond_context(whole, end)
-        if piece:  # what was new becomes the context of what comes next
+        if piece:  # the new tokens become the context of the next ones
             self._ids = self._ids[self._context_end :]
             end -= self._context_end
             self._context_end = end
         elif end == len(self._ids) and self._are_textless(self._ids[self._context_end :]):
-            del self._ids[self._context_end :]  # they have no text to be a context
+            del self._ids[self._context_end :]  # without text they are no context
         self.text += piece
         return piece
 
     def _beyond_context(self, whole: str, end: int) -> str:
-        """The part of `whole`, the text of the first `end` tokens, that follows the context's.
+        """The part of `whole`, the text of the first `end` tokens, after the context's text.
 
-        A byte fallback decoder replaces every byte of a run for a single broken one, the complete
-        characters of the context among them. They have been given out: only what follows counts.
+        For a single broken byte, a byte fallback decoder replaces every byte of a run, including
+        complete characters of the context. Those were released before, so only the rest counts.
         """
         known = self._decode(self._ids[: self._context_end])
         if whole.startswith(known):
@@ -77,15 +77,14 @@ class Detokenizer:
         return self._decode(self._ids[self._context_end : end])
 
     def _are_textless(self, ids: list[int]) -> bool:
-        """Whether these are special tokens alone; only one space that begins a text is dropped."""
+        """Whether all are special tokens. Decoded twice: a tokenizer may drop the first space."""
         return not self._decode(ids * 2)
 
     def _clean_cut(self, whole: str) -> int:
-        """Where the held tokens may be cut although the text ends in a broken character.
+        """Where held tokens can be split although the text ends in a broken character.
 
-        A character has at most four bytes and a token at least one. So among more than four held
-        tokens there is a place which no character crosses: there, both sides decode alone to the
-        same text as together.
+        A character has at most four bytes and a token at least one. So more than four held tokens
+        contain a character boundary, where both sides decode separately to the same text.
         """
         held = len(self._ids) - self._context_end
         if held > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Text to token ids: prompts, words within a text, and what a chat template wrote."""
+"""Text to token ids: prompts, words within a text, and rendered chat templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a raw prompt, with one beginning-of-sequence token if the tokenizer adds one.
 
-    A text that spells that token out itself does not get a second one.
+    If the text itself begins with that token, no second one is added.
     """
     ids = _ids(tokenizer.encode(_unicode(text)))
     bos = getattr(tokenizer, "bos_token_id", None)
@@ -18,19 +18,19 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_word(tokenizer: Any, word: str) -> list[tuple[int, ...]]:
-    """Token ids of a word within a text: as it stands, and after a space."""
+    """Token ids of a word within a text: as given, and after a space."""
     spelled = (word, " " + word.lstrip())
     ids = [_ids(tokenizer.encode(_unicode(each), add_special_tokens=False)) for each in spelled]
     return [tuple(each) for each in ids if each]
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text that has all its special tokens, as a chat template writes it."""
+    """Token ids of a text that has its special tokens already, as chat templates write it."""
     return _ids(tokenizer.encode(_unicode(text), add_special_tokens=False))
 
 
 def _unicode(text: str) -> str:
-    """The text, or ValueError if a lone surrogate makes it impossible to encode."""
+    """Return the text; ValueError if it has a lone surrogate, which cannot be encoded."""
     text.encode()
     return text
 

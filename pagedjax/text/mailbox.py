@@ -1,4 +1,4 @@
-"""Outputs that were made and that nobody has read yet."""
+"""Outputs that nobody has read yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagedjax.outputs import CompletionOutput, RequestOutput
 
 
 class Mailbox:
-    """Outputs in the order in which they will be read."""
+    """A queue of outputs."""
 
     def __init__(self) -> None:
         self._outputs: list[RequestOutput] = []
@@ -21,20 +21,20 @@ class Mailbox:
         return any(each.request_id == request_id for each in self._outputs)
 
     def add(self, output: RequestOutput) -> None:
-        """Put one behind the others."""
+        """Append an output."""
         self._outputs.append(output)
 
     def put_back(self, outputs: Sequence[RequestOutput]) -> None:
-        """Put some before the others."""
+        """Put outputs before all others."""
         self._outputs = [*outputs, *self._outputs]
 
     def take(self) -> list[RequestOutput]:
-        """All of them, which are read now."""
+        """Remove and return all outputs."""
         taken, self._outputs = self._outputs, []
         return taken
 
     def take_of(self, request_ids: Collection[str]) -> list[RequestOutput]:
-        """Those of some requests."""
+        """Remove and return the outputs of some requests."""
         taken = [each for each in self._outputs if each.request_id in request_ids]
         if taken:
             self._outputs = [each for each in self._outputs if each.request_id not in request_ids]

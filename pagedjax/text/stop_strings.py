@@ -1,4 +1,4 @@
-"""Stop strings: where a growing text ends, and how much of it can be shown before that is known."""
+"""Stop strings: where a growing text ends, and how much of it can be shown before that."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Takes a text piece by piece and gives out what no stop string can take away any more.
+    """Takes a text piece by piece and releases text that cannot be part of a stop string.
 
-    The piece that completes a stop string ends the text. Of all matches that this piece completes
-    the one that begins earliest counts, and of those that begin together the one listed first.
+    The piece that completes a stop string ends the text. If it completes several, the one that
+    begins earliest counts; ties go to the one listed first.
 
     strings: none of them empty. include: whether the text ends after the stop string or before it.
     match: the stop string that ended the text; None until then.
@@ -19,17 +19,17 @@ class StopStrings:
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
         self._strings = tuple(strings)
         self._include = include
-        self._held = ""  # the longest end of the text that a stop string may begin with
+        self._held = ""  # the longest suffix of the text that may begin a stop string
         self.match: str | None = None
 
     def copy(self) -> StopStrings:
-        """Stop strings that go on from here by themselves."""
+        """Independent stop strings in the same state."""
         return copy.copy(self)
 
     def append(self, piece: str, watch: bool = True) -> str:
-        """The text that became certain with this piece.
+        """Return the text that is certain after this piece.
 
-        watch: False lets stop strings pass that end within this piece. One that begins in it may
+        watch: False ignores stop strings that end within this piece. One that begins in it may
             still end in a later piece.
         """
         text, old = self._held + piece, len(self._held)
@@ -42,14 +42,14 @@ class StopStrings:
         return text[:certain]
 
     def release(self) -> str:
-        """What was held back, at the end of a text in which no stop string came."""
+        """Return the text held back, at the end of a text without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, text: str, old: int) -> tuple[int, str] | None:
-        """Position and string of the match that counts, of those that end beyond `old` characters.
+        """Position and string of the first match that ends beyond `old` characters.
 
-        A match that began in text given out before does not exist: its beginning would be held.
+        A match cannot begin in released text, because its beginning would have been held back.
         """
         matches = [
             (position, order)
@@ -62,12 +62,12 @@ class StopStrings:
         return position, self._strings[order]
 
     def _certain(self, text: str) -> int:
-        """Length of the text without its longest end that is the beginning of a stop string."""
+        """Length of the text without its longest suffix that begins a stop string."""
         return min(_overlap(text, string) for string in self._strings)
 
 
 def _overlap(text: str, string: str) -> int:
-    """The first position from which the text's rest is a beginning of `string`, but not all of it.
+    """First position where the rest of the text is a proper prefix of `string`.
 
     Searching for the first character skips nearly every position.
     """
