@@ -1,4 +1,4 @@
-"""The tokenizer files of a folder: which they are, copying them, loading them."""
+"""Find, copy and load the tokenizer files of a folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FOLDERS = ("additional_chat_templates",)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether `folder` holds a vocabulary."""
+    """Whether `folder` has a vocabulary file."""
     return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the `transformers` tokenizer of `folder`, or None when it has no vocabulary.
+    """Return the `transformers` tokenizer of `folder`, or None if it has no vocabulary file.
 
-    Raises ValueError when the files cannot be read.
+    Raises ValueError if the files cannot be read.
     """
     if not has_tokenizer(folder):
         return None

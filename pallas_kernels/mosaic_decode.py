@@ -88,8 +88,8 @@ def paged_decode(
     splits: CTAs per row and kv head; by default enough for two CTAs per SM of an H200.
     stages: tiles in the ring buffer; by default as many as allow two CTAs per SM, or one at D=256.
     """
-    _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales)
-    _refuse_options(window, soft_cap, splits, stages, MOST_STAGES[q.shape[2]])
+    _check_arrays(q, k_pool, v_pool, k_scales, v_scales)
+    _check_options(window, soft_cap, splits, stages, MOST_STAGES[q.shape[2]])
     rows, heads, width = q.shape
     kv_heads, size = k_pool.shape[2:4]
     plan = _Plan(
@@ -185,7 +185,7 @@ def _kernel(
         weights[...] = shares.astype(weights.dtype)
         plgpu.commit_smem()
         plgpu.barrier_wait(v_filled.at[slot])
-        _clear_strangers(v_ring.at[slot], start, oldest, length, plan)
+        _zero_unseen_values(v_ring.at[slot], start, oldest, length, plan)
         acc = _accumulated(acc, shrink, weights, v_ring.at[slot])
         pl.when(refill < blocks)(lambda: fetch_v(boxes, v_ring.at[slot], v_filled.at[slot]))
         return new_best, total, acc
@@ -264,7 +264,7 @@ def _masked(scores, start, oldest, length):
     return jnp.where((tokens >= oldest) & (tokens < length), scores, NEGATIVE)
 
 
-def _clear_strangers(v_ref, start, oldest, length, plan: _Plan) -> None:
+def _zero_unseen_values(v_ref, start, oldest, length, plan: _Plan) -> None:
     """Zero the rows of V outside the window and context, since 0 x NaN would be NaN."""
 
     @pl.when((start < oldest) | (start + BLOCK > length))
@@ -335,7 +335,7 @@ def _default_splits(pairs: int, tokens: int, window: int | None) -> int:
     return splits
 
 
-def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
+def _check_arrays(q, k_pool, v_pool, k_scales, v_scales) -> None:
     if k_scales is not None or v_scales is not None or k_pool.dtype.itemsize == 1:
         raise NotImplementedError(
             f"pools of {k_pool.dtype} with scales; supported: {', '.join(DTYPES)} without"
@@ -363,7 +363,7 @@ def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
         )
 
 
-def _refuse_options(
+def _check_options(
     window: int | None,
     soft_cap: float | None,
     splits: int | None,
