@@ -1,4 +1,4 @@
-"""The step loop: schedule on the host, dispatch to the device, commit when the tokens arrive.
+"""The step loop: schedule on the host, dispatch to the device, commit the tokens when they arrive.
 
 With one step in flight, step n+1 is dispatched before the tokens of step n are read.
 """
@@ -22,8 +22,9 @@ from pagedjax.text.transcript import Transcript
 class StepLoop:
     """Advances a scheduler and a runner together.
 
-    transcripts: of the requests that have not ended. unread: their outputs that nobody has read.
-    only_ends: whether outputs are made only of requests that end.
+    transcripts: of the unfinished requests, by id.
+    unread: outputs that the caller has not read yet.
+    only_ends: whether outputs are made only for requests that finish.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, steps_in_flight: int) -> None:
@@ -37,7 +38,7 @@ class StepLoop:
         self.only_ends = False
 
     def step(self) -> None:
-        """Dispatch the next step, and commit the one before it, or the last one."""
+        """Dispatch the next step, if there is one, and commit the oldest step that is due."""
         with self.tally.time.step():
             self._runner.check_alive()
             with self._recovering():
@@ -76,7 +77,7 @@ class StepLoop:
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """After a failure within: nothing in flight, nothing running, a state that exists."""
+        """After a failure, drop the steps in flight, restart the requests and rebuild the state."""
         try:
             yield
         except BaseException:
