@@ -94,7 +94,7 @@ def _check_version(path: Path, reader: _Reader) -> None:
 def _tensor(
     path: Path, size: int, name: str, shape: tuple[int, ...], type_id: int, start: int
 ) -> GgufTensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # lazily: only for GGUF
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # imported on demand
 
     try:
         kind = GGMLQuantizationType(type_id)

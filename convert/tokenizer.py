@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-# Any one of these makes a tokenizer; the others only add to it.
+# Any of these files suffices for a tokenizer; the others in FILES are optional.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FILES = (
     *VOCABULARIES,
@@ -36,7 +36,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the libraries below raise bare Exceptions
+    except Exception as error:  # the tokenizer libraries raise plain Exception
         raise ValueError(
             f"the tokenizer files in {folder} cannot be read "
             f"({type(error).__name__}: {_first_line(error)}); replace them, or remove them to work "

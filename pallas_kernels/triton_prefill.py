@@ -131,7 +131,7 @@ def _walk_one_tile(
     queries, block = tiles.queries(group), tiles.block_tokens
     row, first, end = _find_tile(starts_ref, pl.program_id(0), queries, rows, q_ref.shape[0])
     count = jnp.clip(end - first, 0, queries)
-    known = row < rows  # the queries at the end that belong to no row have no keys
+    known = row < rows  # the queries of no row, at the end, have no keys
     length = jnp.where(known, plt.load(lens_ref.at[jnp.minimum(row, rows - 1)]), 0)
     first_position = jnp.where(known, length - (end - first), -queries)
     last_key = first_position + count  # one past it

@@ -73,7 +73,7 @@ def walk(
     window: int | None,
     soft_cap: float | None,
 ) -> jax.Array:  # [B, K, M, D] float32
-    """Online softmax over the pages of each row, in groups up to the longest context."""
+    """Attend with an online softmax over each row's pages, in groups up to the longest context."""
     k_pool, v_pool, layer, k_scales, v_scales = keys
     span = pages * k_pool.shape[3]
     heads_per_query = q.shape[2] // query_positions.shape[1]

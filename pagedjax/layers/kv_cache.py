@@ -16,7 +16,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.devices.mesh import sharding
 from pallas_kernels.formats import FORMATS, SCALE_DTYPE
 
-POOL_SPEC = PartitionSpec(None, None, "tp")  # kv heads are divided over the mesh
+POOL_SPEC = PartitionSpec(None, None, "tp")  # kv heads are sharded over the mesh
 CPU_POOL_BYTES = 4 << 30
 
 
