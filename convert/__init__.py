@@ -1,6 +1,6 @@
-"""Checkpoints in, params out: `convert` writes a folder, `load_checkpoint` reads any kind.
+"""Checkpoint conversion and loading: `convert` writes a folder, `load_checkpoint` reads any kind.
 
-Imports `models`, `weights` and below, and its own files relatively.
+Imports `models`, `weights` and the layers below them; imports its own files relatively.
 """
 
 from .converter import convert, load_checkpoint

@@ -17,9 +17,8 @@ from .converter import convert
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert as the command line says; return 0, or 1 after one line on stderr."""
+    """Run the conversion; return 0, or 1 after printing one line to stderr."""
     options = _parser().parse_args(arguments)
-    # Nobody who converts a checkpoint needs to read that PyTorch is not installed.
     return exit_status(partial(_convert, options), options.debug)
 
 
@@ -30,7 +29,7 @@ def _convert(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         overwrite=options.overwrite,
         verify=options.verify,
-        # A bar is for people; in a log, one line has to say it all.
+        # A progress bar would clutter a log file.
         progress=sys.stderr.isatty(),
     )
     print(f"{options.dst} is ready")
@@ -43,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("src", metavar="SRC", help="Hugging Face folder or .gguf file")
     parser.add_argument("dst", metavar="DST", help="folder to write")
-    parser.add_argument("--dtype", default="auto", help=f"of the params: {', '.join(DTYPES)}")
+    parser.add_argument("--dtype", default="auto", help=f"params dtype: {', '.join(DTYPES)}")
     parser.add_argument("--verify", action="store_true", help="read back and compare bit by bit")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder DST")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

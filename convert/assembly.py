@@ -1,4 +1,4 @@
-"""Rules meet source: all is checked before a byte is read, then one leaf is made at a time."""
+"""Assemble params from a source's tensors: check everything first, then build leaf by leaf."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED_AT_MOST = 12
 
 @dataclass(frozen=True)
 class Binding:
-    """One leaf and the tensors that it is made of, in the order that its rule takes them."""
+    """One leaf of the params tree and its source tensors, in the order of its rule's `sources`."""
 
     rule: ParamRule
     tensors: tuple[TensorRef, ...]
@@ -32,10 +32,10 @@ class Binding:
 def bind(
     rules: Sequence[ParamRule], tensors: Mapping[str, TensorRef], skipped: re.Pattern[str]
 ) -> tuple[Binding, ...]:
-    """Find every rule's tensors and account for every tensor of the source.
+    """Find every rule's tensors, and check that every tensor of the source is used or skipped.
 
-    Raises ONE ValueError that names all that is missing, unexpected (neither used by a rule nor
-    matched by `skipped`), wrongly shaped, or of a data type that is not read.
+    Raises a single ValueError that lists all tensors that are missing, unexpected (neither used by
+    a rule nor matched by `skipped`), of the wrong shape, or of an unsupported data type.
     """
     wanted = {
         name: shape
@@ -75,7 +75,7 @@ def read_bound(bindings: Sequence[Binding], dtype: str) -> Iterator[tuple[ParamR
             for name, tensor in zip(rule.sources, binding.tensors, strict=True)
         ]
         leaf = np.ascontiguousarray(rule.assemble(parts))
-        del parts  # a consumer may keep the leaf for long; its parts need not live as long
+        del parts  # free the parts while the consumer holds the leaf
         yield rule, leaf
         del leaf
 
@@ -83,7 +83,7 @@ def read_bound(bindings: Sequence[Binding], dtype: str) -> Iterator[tuple[ParamR
 def cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     """Return `array` in `dtype`, rounded to nearest even.
 
-    Raises ValueError when a finite value would become infinite.
+    Raises ValueError if a finite value would become infinite.
     """
     if array.dtype == NUMPY_DTYPES[dtype]:
         return array
@@ -100,7 +100,7 @@ def cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def num_bytes(rules: Sequence[ParamRule], dtype: str) -> int:
-    """Size of all leaves in `dtype`."""
+    """Total bytes of all leaves in `dtype`."""
     return sum(int(np.prod(rule.shape)) for rule in rules) * NUMPY_DTYPES[dtype].itemsize
 
 

@@ -1,4 +1,4 @@
-"""A run of bytes in a file, read with pread: a memory map's pages would count as resident."""
+"""A byte range of a file, read with pread, since a memory map would count as resident memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Block:
-    """`size` bytes of `path` from `start` on."""
+    """The `size` bytes of `path` that begin at `start`."""
 
     path: Path
     start: int
     size: int
 
     def read(self) -> np.ndarray:
-        """Return a new uint8 array of `size`; OSError when the file has become shorter."""
+        """Return a new uint8 array of `size` bytes; OSError if the file has become shorter."""
         data = np.empty(self.size, np.uint8)
         view = memoryview(data)
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -27,7 +27,7 @@ class Block:
             while done < self.size:
                 got = os.preadv(descriptor, [view[done:]], self.start + done)
                 if not got:
-                    raise OSError(f"{self.path} ended while a tensor was read from it")
+                    raise OSError(f"{self.path} was truncated while a tensor was read from it")
                 done += got
         finally:
             os.close(descriptor)

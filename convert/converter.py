@@ -1,4 +1,4 @@
-"""The two things people come for: convert a checkpoint once, load one of any kind."""
+"""The public functions: convert a checkpoint to a folder, and load a checkpoint of any kind."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def convert(
     verify: bool = False,
     progress: bool = True,
 ) -> None:
-    """Write the checkpoint `src`, a Hugging Face folder or a .gguf file, as folder `dst`.
+    """Convert the checkpoint `src`, a Hugging Face folder or a .gguf file, to the folder `dst`.
 
     dtype: of all params; "auto" is the source's own (bfloat16 for quantised GGUF).
-    overwrite: replace the folder `dst`; else, and for what is no folder, FileExistsError.
+    overwrite: replace an existing folder `dst`; without it, or if `dst` is not a folder, raises
+        FileExistsError.
     verify: read everything back and compare it with the source bit by bit.
-    progress: show a bar in bytes.
+    progress: show a progress bar in bytes.
 
-    All is checked before anything is written, and after any failure `dst` is as it was. Raises
-    FileNotFoundError, FileExistsError, ValueError (damaged or unfitting) or NotImplementedError.
+    Everything is checked before anything is written, and after any failure `dst` is unchanged.
+    Raises FileNotFoundError, FileExistsError, ValueError (damaged or inconsistent checkpoint) or
+    NotImplementedError.
     """
     src, dst = expanded(src), expanded(dst)
     check_dtype("dtype", dtype)
@@ -66,8 +68,9 @@ def load_checkpoint(
     """Load a converted folder, a Hugging Face folder, a .gguf file or a hub id.
 
     Returns the config, the params on the devices of `mesh` (one device by default) and the
-    tokenizer, or None where the checkpoint has none. The params are bitwise the same for the same
-    weights, whatever the kind. Raises as `convert` does.
+    tokenizer, or None if the checkpoint has none. The same weights give bit-identical params for
+    every kind of checkpoint. Raises the same errors as `convert`.
+
     check: called with the config, whose dtype is that of the params, before the params are read.
     """
     check_dtype("dtype", dtype)
@@ -87,7 +90,7 @@ def _load_converted(
 ) -> tuple[ModelConfig, Params, Any]:
     stored = checkpoint.read_marker(folder)
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} has lost its {CONFIG}; convert the checkpoint again")
+        raise FileNotFoundError(f"{folder} has no {CONFIG}; convert the checkpoint again")
     generation = folder / GENERATION_CONFIG
     config = ModelConfig.from_hf(
         read_json(folder / CONFIG) | {"dtype": stored if dtype == "auto" else dtype},
@@ -113,7 +116,7 @@ def _place(leaves: Iterable[tuple[ParamRule, np.ndarray]], mesh: Mesh) -> Params
 
 
 def _write_configs(plan: Plan, folder: Path) -> None:
-    """The source's own config, but true about what is in the folder."""
+    """Write the source's configs, with the dtype and weight tying of the converted params."""
     config = {key: value for key, value in plan.source.config.items() if key != "torch_dtype"}
     config |= {"dtype": plan.dtype, "tie_word_embeddings": plan.config.tie_word_embeddings}
     _write_json(folder / CONFIG, config)
@@ -144,7 +147,7 @@ def _verify(plan: Plan, folder: Path, progress: bool) -> None:
     for (rule, expected), (_, found) in pairs:
         if not _same_bits(found, expected):
             raise ValueError(
-                f"verification failed: {rule.name} was not read back as it was written; "
+                f"verification failed: {rule.name} differs from the source when read back; "
                 "check the disk and convert again"
             )
 
@@ -153,7 +156,7 @@ def _same_bits(one: np.ndarray, two: np.ndarray) -> bool:
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     one, two = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, two))
-    # In pieces, because comparing makes an array of the same size.
+    # In pieces, because the comparison allocates an array of the same size.
     piece = 2**24
     return all(
         np.array_equal(one[start : start + piece], two[start : start + piece])

@@ -1,4 +1,4 @@
-"""A Hugging Face config made from GGUF metadata; what cannot be expressed in it is refused."""
+"""Build a Hugging Face config from GGUF metadata; unsupported metadata raises an error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ TOKENS = "tokenizer.ggml.tokens"
 def hf_config(
     file: GgufFile, architecture: str, model_type: str, rope_factors: Any = None
 ) -> dict[str, Any]:
-    """Return the config of `file` as Hugging Face's `config.json` would hold it.
+    """Return the config of `file` with the fields of Hugging Face's `config.json`.
 
-    `architecture` is GGUF's name for `model_type`.
-    `rope_factors`: the float32 [D/2] tensor `rope_freqs.weight`, if there is one.
-    Raises ValueError for missing metadata and NotImplementedError for an unsupported choice.
+    architecture: GGUF's name for `model_type`.
+    rope_factors: the float32 [D/2] tensor `rope_freqs.weight`, if there is one.
+
+    Raises ValueError for missing metadata and NotImplementedError for an unsupported value.
     """
     values = _Values(file, architecture)
-    _refuse_other_mathematics(values)
+    _check_supported(values)
     width, heads = values.required("embedding_length"), values.required("attention.head_count")
     head_dim = _head_dim(values, width, heads)
     context = values.required("context_length")
@@ -49,7 +50,7 @@ def hf_config(
 
 
 class _Values:
-    """Metadata of one architecture, where a per-layer list must be the same in every layer."""
+    """Metadata of one architecture; a per-layer list must have the same value in every layer."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self._prefix = file, f"{architecture}."
@@ -78,7 +79,7 @@ class _Values:
             )
 
 
-def _refuse_other_mathematics(values: _Values) -> None:
+def _check_supported(values: _Values) -> None:
     values.refuse("expert_count", 0)
     values.refuse("use_parallel_residual", False)
     values.refuse("rope.scaling.type", "none", "linear")
@@ -115,7 +116,7 @@ def _rope(values: _Values, head_dim: int, rope_factors: Any) -> dict[str, Any]:
 
 
 def _eos(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """Where a model stops: the end of text, and in chats the ends of a turn and of a message."""
+    """The ids that end a generation: end of text, end of turn (eot) and end of message (eom)."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     found = list(dict.fromkeys(each for each in ids if each is not None))
     return found[0] if len(found) == 1 else (found or None)

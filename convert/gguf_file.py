@@ -1,7 +1,7 @@
-"""One GGUF file: its metadata, and where its tensors lie.
+"""Read the metadata and the tensor locations of a GGUF file.
 
-Our own reader of the header, because the one of the package `gguf` makes a Python object of every
-number (seconds and hundreds of megabytes for a large vocabulary) and maps the file into memory.
+The header is not read with the package `gguf`, which creates a Python object for every number
+(seconds and hundreds of megabytes for a large vocabulary) and maps the file into memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DEFAULT_ALIGNMENT = 32
 class GgufTensor:
     """One tensor of the file.
 
-    shape: `[out, in]`, the reverse of the file's order.
-    kind: name of the type, e.g. "F32" or "Q4_1".
-    block: its bytes.
+    shape: `[out, in]`, the reverse of the order in the file.
+    kind: name of the GGML type, e.g. "F32" or "Q4_1".
+    block: the byte range of its data.
     """
 
     name: str
@@ -43,7 +43,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata by key, strings and lists as Python has them, and tensors by name."""
+    """The metadata by key, as Python values, and the tensors by name."""
 
     path: Path
     metadata: dict[str, Any]
@@ -53,8 +53,8 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read the header of the file `path`.
 
-    Raises ValueError for a file that is not GGUF, truncated or inconsistent, and
-    NotImplementedError for another version or byte order.
+    Raises ValueError for a file that is not GGUF, is truncated or is inconsistent, and
+    NotImplementedError for an unsupported version or byte order.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -65,7 +65,7 @@ def read_gguf(path: Path) -> GgufFile:
         for _ in range(num_entries):
             key = reader.text()
             if key in metadata:
-                raise ValueError(f"{path} holds the metadata {key!r} more than once")
+                raise ValueError(f"{path} has the metadata key {key!r} more than once")
             metadata[key] = reader.value(reader.number("<u4"))
         infos = [reader.tensor_info() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -75,7 +75,7 @@ def read_gguf(path: Path) -> GgufFile:
     tensors: dict[str, GgufTensor] = {}
     for name, shape, type_id, offset in infos:
         if name in tensors:
-            raise ValueError(f"{path} holds tensor {name!r} more than once")
+            raise ValueError(f"{path} has tensor {name!r} more than once")
         tensors[name] = _tensor(path, size, name, shape, type_id, start + offset)
     return GgufFile(path, metadata, tensors)
 
@@ -94,7 +94,7 @@ def _check_version(path: Path, reader: _Reader) -> None:
 def _tensor(
     path: Path, size: int, name: str, shape: tuple[int, ...], type_id: int, start: int
 ) -> GgufTensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # lazily: not every model needs it
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # imported on demand
 
     try:
         kind = GGMLQuantizationType(type_id)
@@ -115,7 +115,7 @@ def _tensor(
 
 
 class _Reader:
-    """Takes values off a file, one after the other; ValueError where the file ends first."""
+    """Reads consecutive values from a file; raises ValueError at the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self._path, self._file, self._left = path, file, size
@@ -130,7 +130,7 @@ class _Reader:
         return int.from_bytes(self.take(int(dtype[-1])), "little")
 
     def text(self) -> str:
-        # Vocabularies hold pieces of characters; one unreadable byte must not refuse a model.
+        # Vocabulary entries may split a UTF-8 character, so invalid bytes must not be an error.
         return self.take(self.number("<u8")).decode("utf-8", errors="replace")
 
     def value(self, type_id: int) -> Any:
@@ -142,7 +142,7 @@ class _Reader:
                 return self._numbers(item, count)
             return [self.value(item) for _ in range(count)]
         if type_id not in SCALARS:
-            raise ValueError(f"{self._path} holds metadata of unknown type {type_id}")
+            raise ValueError(f"{self._path} has metadata of unknown type {type_id}")
         return self._numbers(type_id, 1)[0]
 
     def _numbers(self, type_id: int, count: int) -> list[Any]:

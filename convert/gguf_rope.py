@@ -1,9 +1,9 @@
-"""Back from a tensor of rotary factors to the parameters of `llama3` scaling that made it.
+"""Recover the parameters of `llama3` RoPE scaling from GGUF's tensor of rotary factors.
 
-GGUF stores what each frequency is divided by: 1 for wavelengths below `original / high`, `factor`
-above `original / low`, between them `1 / ((1 - s) / factor + s)` with
+GGUF stores the divisor of each frequency: 1 for wavelengths below `original / high`, `factor`
+above `original / low`, and in between `1 / ((1 - s) / factor + s)` with
 `s = (original / wavelength - low) / (high - low)`. Only `original / low` and `original / high`
-matter, so `low` is 1 without loss.
+matter, so `low` can be set to 1 without loss of generality.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ USUAL_HIGH = 4.0
 
 
 def solve_llama3(divisors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return Hugging Face's `rope_parameters` that give `divisors`, float [head_dim / 2].
+    """Return Hugging Face's `rope_parameters` that produce `divisors`, float [head_dim / 2].
 
-    Where several do, those with `high_freq_factor` 4 and an original context that is a power of
-    two come first. Raises NotImplementedError when none gives them within 1e-5 relative.
+    If several do, prefers `high_freq_factor` 4 and an original context that is a power of two.
+    Raises NotImplementedError if none reproduces them with a relative error of at most 1e-5.
     """
     divisors = np.asarray(divisors, np.float64)
     if divisors.shape != (head_dim // 2,):
@@ -42,14 +42,14 @@ def solve_llama3(divisors: np.ndarray, theta: float, head_dim: int) -> dict[str,
                 "original_max_position_embeddings": original,
             }
     raise NotImplementedError(
-        f"holds factors from {divisors.min()} to {factor} that llama3 scaling does not give"
+        f"holds factors from {divisors.min()} to {factor} that llama3 scaling cannot produce"
     )
 
 
 def llama3_divisors(
     wavelengths: np.ndarray, factor: float, low: float, high: float, original: float
 ) -> np.ndarray:
-    """What `llama3` scaling divides the frequency of each wavelength by, float64 like the input."""
+    """The divisor of the frequency of each wavelength under `llama3` scaling, in float64."""
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     return 1 / ((1 - smooth) / factor + smooth)
 
@@ -57,20 +57,20 @@ def llama3_divisors(
 def _candidates(
     divisors: np.ndarray, wavelengths: np.ndarray, factor: float
 ) -> Iterator[tuple[int, float]]:
-    """Pairs of original context and high factor, the usual ones first."""
+    """Yield pairs of original context and `high_freq_factor`, the common ones first."""
     powers = [2**exponent for exponent in range(2, 24)]
     yield from ((power, USUAL_HIGH) for power in powers)
     blended = (divisors > 1) & (divisors < factor)
     if not blended.any():
         return
-    # The middle of the band is where the blend is known best.
+    # The blend is most precise in the middle of the band.
     smooth = (1 / divisors - 1 / factor) / (1 - 1 / factor)
     middle = np.argmin(np.where(blended, np.abs(smooth - 0.5), np.inf))
     at, length = smooth[middle], wavelengths[middle]
     highs = {power: 1 + (power / length - 1) / at for power in powers if power > length}
     yield from ((power, round(high)) for power, high in highs.items() if round(high) > 1)
     if blended.sum() > 1:
-        # s = (original / wavelength - 1) / (high - 1) is a line over 1 / wavelength.
+        # s = (original / wavelength - 1) / (high - 1) is linear in 1 / wavelength.
         slope, shift = np.polyfit(1 / wavelengths[blended], smooth[blended], 1)
         if shift < 0:
             original = max(1, round(-slope / shift))

@@ -1,4 +1,4 @@
-"""A GGUF file as a source: names, shapes and row order as Hugging Face has them, dequantised."""
+"""A GGUF file as a source: dequantised, with Hugging Face's names, shapes and row order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .gguf_file import GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import build_tokenizer
 from .source import Source, TensorRef
 
-# Kept in their own type; everything else is dequantised to float32.
+# These types are kept; all others are dequantised to float32.
 PLAIN = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -31,8 +31,8 @@ LAYER = re.compile(r"^blk\.(\d+)\.")
 def open_gguf(path: Path) -> Source:
     """Describe the GGUF file `path` without reading any matrix.
 
-    Raises ValueError for a damaged file and NotImplementedError for an architecture, a
-    quantisation or a scaling that is not supported.
+    Raises ValueError for a damaged file and NotImplementedError for an unsupported architecture,
+    quantisation or RoPE scaling.
     """
     file = read_gguf(path)
     family = _family(file)
@@ -62,9 +62,9 @@ def open_gguf(path: Path) -> Source:
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of query and key rows, `[num_heads * D, ...]`.
+    """Undo llama.cpp's permutation of query and key rows, `[num_heads * D, ...]`.
 
-    There the two halves of a head that rotate together are interleaved, row by row.
+    llama.cpp interleaves the rows of the two halves of each head that RoPE pairs.
     """
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
@@ -84,7 +84,7 @@ def _family(file: GgufFile) -> ModuleType:
 
 
 def _check_kinds(file: GgufFile) -> None:
-    """Refuse a type that cannot be dequantised by trying it on one block of zeros."""
+    """Dequantise a block of zeros of each type; NotImplementedError if a type is unsupported."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     for kind in sorted({tensor.kind for tensor in file.tensors.values()}):
@@ -105,7 +105,7 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _named(file: GgufFile, family: ModuleType, config: Mapping[str, Any]) -> dict[str, TensorRef]:
-    """The tensors under their Hugging Face names; an unknown name stays, to be reported."""
+    """Tensors by their Hugging Face names; unknown names are kept, so that `bind` reports them."""
     heads = {
         name: config["num_attention_heads"] if name == "q_proj" else config["num_key_value_heads"]
         for name in family.GGUF_INTERLEAVED
@@ -113,7 +113,7 @@ def _named(file: GgufFile, family: ModuleType, config: Mapping[str, Any]) -> dic
     tensors = {}
     for name, tensor in file.tensors.items():
         if name == ROPE_FACTORS:
-            continue  # the config holds what it says
+            continue  # its values are in the config
         hf_name = _hf_name(name, family.GGUF_NAMES)
         num_heads = next((n for part, n in heads.items() if f".{part}." in hf_name), None)
         tensors[hf_name] = TensorRef(

@@ -1,4 +1,4 @@
-"""A `transformers` tokenizer from GGUF metadata, which holds a vocabulary but no pipeline."""
+"""Build a `transformers` tokenizer from GGUF metadata, which has a vocabulary but no pipeline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .gguf_file import GgufFile
 from .quiet_transformers import import_transformers
 
 PREFIX = "tokenizer.ggml."
-# Kinds of token in the metadata.
+# Token types in the metadata.
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 SPECIAL = (UNKNOWN, CONTROL)
-# The split of the LLaMA 3 tokenizer (arXiv 2407.21783): contractions, words, up to three digits,
-# punctuation with line ends, line ends, spaces but the last.
+# Pre-tokenizer split of LLaMA 3 (arXiv 2407.21783): contractions, words, up to three digits,
+# punctuation with line ends, line ends, all but the last of several spaces, other spaces.
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,9 +25,9 @@ PIECE_SPACE = "\u2581"
 
 
 def build_tokenizer(file: GgufFile) -> Any:
-    """Return the file's tokenizer as a `transformers.PreTrainedTokenizerFast`, or None without one.
+    """Return the file's tokenizer as `transformers.PreTrainedTokenizerFast`; None if it has none.
 
-    Raises NotImplementedError for a kind that is not supported, ValueError for missing metadata.
+    Raises NotImplementedError for an unsupported kind and ValueError for missing metadata.
     """
     metadata = {
         key.removeprefix(PREFIX): value
@@ -86,7 +86,7 @@ def _pre_tokenizer(file: GgufFile, pre: str) -> Any:
 
 
 def _sentence_piece(file: GgufFile, metadata: Mapping[str, Any]) -> Any:
-    """SentencePiece's BPE: the best scored pair first, bytes for what the vocabulary lacks."""
+    """SentencePiece BPE: merges by score, with byte fallback for text not in the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = _vocabulary(metadata)
@@ -108,14 +108,14 @@ def _sentence_piece(file: GgufFile, metadata: Mapping[str, Any]) -> Any:
 
 
 def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, best score of the third first."""
+    """All merges of two pieces into a third, sorted by the score of the third, best first."""
     found = [
         (-scores[index], vocabulary[piece[:cut]], vocabulary[piece[cut:]])
         for piece, index in vocabulary.items()
         for cut in range(1, len(piece))
         if piece[:cut] in vocabulary and piece[cut:] in vocabulary
     ]
-    # Not by its place: a damaged file has pieces twice, and the vocabulary has them once.
+    # A dict and not a list: ids have gaps where a damaged file repeats a piece.
     pieces = {index: piece for piece, index in vocabulary.items()}
     return [(pieces[left], pieces[right]) for _, left, right in sorted(found)]
 
@@ -125,13 +125,13 @@ def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    # A piece never contains a space but may begin with one in a damaged file; look past it.
+    # A piece contains no space, except as its first character in a damaged file: skip that.
     left, _, right = merge[1:].partition(" ")
     return merge[0] + left, right
 
 
 def _add_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
-    """Tokens that are matched as a whole in the text, before anything is split."""
+    """Add the tokens that are matched as a whole before the text is split."""
     from tokenizers import AddedToken
 
     kinds = metadata.get("token_type") or []
@@ -144,7 +144,7 @@ def _add_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def _add_template(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
-    """BOS before and EOS after a text, where the metadata or the kind asks for them."""
+    """Add BOS before and EOS after a text if the metadata, or by default the kind, requires it."""
     from tokenizers import processors
 
     usual = metadata["model"] == "llama" or metadata.get("pre") in LLAMA3
@@ -153,7 +153,7 @@ def _add_template(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
     if bos is None and eos is None:
         return
     names = {index: metadata["tokens"][index] for index in (bos, eos) if index is not None}
-    # A list, because a token may contain a space or a colon, which the text form could not hold.
+    # A list, because the string form cannot express tokens that contain a space or a colon.
     before, after = ([names[each]] if each is not None else [] for each in (bos, eos))
     template = processors.TemplateProcessing(
         single=[*before, "$A", *after],
@@ -177,7 +177,7 @@ def _named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _settle_named_tokens(file: GgufFile, metadata: dict[str, Any]) -> None:
-    """ValueError for an id that is none of the tokens; padding, which nothing needs, is dropped."""
+    """Check the special token ids: drop an invalid padding id, which is unused; reject others."""
     count = len(metadata["tokens"])
     for name in ("padding", "bos", "eos", "unknown"):
         key = f"{name}_token_id"

@@ -1,4 +1,4 @@
-"""Which kind of checkpoint a path is, and the hub where it is none."""
+"""Detect the kind of checkpoint at a path, and download hub ids."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.tx
 def open_source(path: Path) -> Source:
     """Describe the Hugging Face folder or .gguf file `path` without reading any matrix.
 
-    Raises FileNotFoundError when there is no such path, ValueError when it is not a checkpoint or
-    a damaged one, NotImplementedError when it is one of an unsupported kind.
+    Raises FileNotFoundError if the path does not exist, ValueError if it is not a checkpoint or is
+    damaged, and NotImplementedError if its kind is not supported.
     """
     if path.is_dir():
         if is_converted(path):
-            raise ValueError(f"{path} is converted already; load it as it is")
+            raise ValueError(f"{path} is converted already; load it directly")
         return _open_folder(path)
     if not path.exists():
         raise FileNotFoundError(
@@ -31,8 +31,8 @@ def open_source(path: Path) -> Source:
     with path.open("rb") as file:
         if path.suffix != ".gguf" and file.read(4) != b"GGUF":
             raise ValueError(
-                f"{path} is not a checkpoint; give the folder that holds config.json, or a .gguf "
-                "file"
+                f"{path} is not a checkpoint; give the folder that contains config.json, or a "
+                ".gguf file"
             )
     from .gguf_source import open_gguf
 
@@ -40,14 +40,14 @@ def open_source(path: Path) -> Source:
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with a leading `~` resolved, which a shell leaves alone in `--model=~/model`."""
+    """Expand a leading `~`, which the shell does not expand in `--model=~/model`."""
     return Path(os.path.expanduser(path))
 
 
 def local_path(name: str | Path) -> Path:
-    """Return `name` as a path that exists, fetching it from the hub when it looks like a hub id.
+    """Return an existing path for `name`, downloaded from the hub if it looks like a hub id.
 
-    Raises FileNotFoundError when it neither exists nor can be fetched.
+    Raises FileNotFoundError if it neither exists nor can be downloaded.
     """
     path = expanded(name)
     if path.exists():
@@ -61,9 +61,9 @@ def local_path(name: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # connection, authorisation, unknown name: a dozen classes
+    except Exception as error:  # many classes: connection, authorisation, unknown name
         raise FileNotFoundError(
-            f"{name} does not exist here and cannot be fetched from the hub "
+            f"{name} does not exist locally and cannot be fetched from the hub "
             f"({type(error).__name__}); give a local path, or check the name and the network"
         ) from error
 

@@ -1,4 +1,4 @@
-"""What will be made of a source: the config, the leaves and their data type, all checked."""
+"""The plan of a conversion: config, leaves and data type, all checked against the source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .source import Source, TensorRef
 
 @dataclass(frozen=True)
 class Plan:
-    """A source whose every tensor has its place.
+    """A source whose tensors are all bound to leaves of the params tree.
 
     dtype: of all leaves; never "auto".
-    bindings: one per leaf, in rule order.
+    bindings: one per leaf, in the order of the rules.
     """
 
     source: Source
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all leaves."""
+        """Total bytes of all leaves."""
         return num_bytes(self.rules, self.dtype)
 
     def leaves(self) -> Iterator[tuple[ParamRule, np.ndarray]]:
@@ -47,12 +47,13 @@ class Plan:
 def make_plan(source: Source, dtype: str) -> Plan:
     """Bind the tensors of `source` to the params of its model.
 
-    Raises ValueError or NotImplementedError for a config or tensors that do not fit.
+    Raises ValueError or NotImplementedError if the config is not supported or does not match the
+    tensors.
     """
     config = _model_config(source)
     dtype = resolve_dtype(source, dtype)
     family = models.family(config.model_type)
-    config, tensors = _settle_tie(config, source.tensors)
+    config, tensors = _resolve_tied_head(config, source.tensors)
     bindings = bind(family.param_rules(config), tensors, family.SKIPPED_SOURCES)
     return Plan(source, replace(config, dtype=dtype), dtype, bindings)
 
@@ -62,7 +63,7 @@ def _model_config(source: Source) -> ModelConfig:
         return ModelConfig.from_hf(source.config, source.generation_config)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(
-            f"{source.path}: the config holds a value of the wrong kind ({error})"
+            f"{source.path}: the config has a value of the wrong type ({error})"
         ) from error
 
 
@@ -72,19 +73,19 @@ def resolve_dtype(source: Source, dtype: str) -> str:
         return dtype
     if source.dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(
-            f"{source.path} names the dtype {source.dtype!r}, which is not supported; "
+            f"{source.path} specifies the dtype {source.dtype!r}, which is not supported; "
             "choose dtype float32, bfloat16 or float16"
         )
     return source.dtype
 
 
-def _settle_tie(
+def _resolve_tied_head(
     config: ModelConfig, tensors: Mapping[str, TensorRef]
 ) -> tuple[ModelConfig, Mapping[str, TensorRef]]:
-    """Treat a head that a tied model brings along as Hugging Face (transformers 5) does.
+    """Handle an LM head in the checkpoint of a tied model as Hugging Face (transformers 5) does.
 
-    Equal to the embedding it is dropped, different from it the model is not tied after all, and
-    where it is there alone it is the embedding too.
+    A head equal to the embedding is dropped, a different one makes the model untied, and without
+    an embedding the head is used as the embedding.
     """
     if not config.tie_word_embeddings:
         return config, tensors

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""Atomic creation or replacement of a folder."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from pathlib import Path
 
 
 def check_target(src: Path, dst: Path, overwrite: bool) -> None:
-    """Refuse a target that exists (FileExistsError) or would touch the source (ValueError).
+    """Raise FileExistsError if the target exists, ValueError if it overlaps the source.
 
-    overwrite: a folder may exist; a file, a device and a link may not.
+    overwrite: allow an existing folder, but not a file, device or link.
     """
     source, target = src.resolve(), dst.resolve()
     if target == source or source in target.parents or target in source.parents:
-        raise ValueError(f"{dst} and the source {src} lie in each other; choose another folder")
+        raise ValueError(
+            f"{dst} and the source {src} must not lie in each other; choose another folder"
+        )
     _check_free(dst, overwrite)
 
 
 @contextmanager
 def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
-    """Give a new folder beside `dst` that becomes `dst` when the block ends without an exception.
+    """Yield a new folder beside `dst` that becomes `dst` if the block ends without an exception.
 
-    After any exception, an interrupt too, the new folder is gone and what was at `dst` is still
-    there. Once the new folder is in place nothing raises, not even an interrupt while the old one
-    is removed.
+    After any exception, including an interrupt, the new folder is removed and `dst` is unchanged.
+    Once the new folder is in place nothing raises, not even an interrupt while the old folder is
+    being removed.
     """
-    dst = dst if dst.is_symlink() else dst.resolve()  # `.` cannot be renamed by that name
+    dst = dst if dst.is_symlink() else dst.resolve()  # `.` itself cannot be renamed
     made = _make_parents(dst)
     folder = _sibling(dst, "new")
     try:
@@ -40,14 +42,14 @@ def replacement(dst: Path, overwrite: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         for parent in made:
-            with suppress(OSError):  # someone else has put something there
+            with suppress(OSError):  # another process may have put something there
                 parent.rmdir()
         raise
 
 
 def _check_free(dst: Path, overwrite: bool) -> None:
     if dst.is_symlink():
-        raise FileExistsError(f"{dst} is a link; remove it, or name the folder it leads to")
+        raise FileExistsError(f"{dst} is a link; remove it, or name the folder that it points to")
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst} exists and is no folder; choose another name")
     if os.path.ismount(dst):
@@ -57,19 +59,19 @@ def _check_free(dst: Path, overwrite: bool) -> None:
 
 
 def _make_parents(dst: Path) -> list[Path]:
-    """Create the folders above `dst`; return those that were not there, the deepest first."""
+    """Create the parent folders of `dst`; return those that did not exist, deepest first."""
     made = [parent for parent in dst.absolute().parents if not parent.exists()]
     dst.absolute().parent.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def _sibling(dst: Path, what: str) -> Path:
-    # On the same file system, so that the last step is a rename.
+    # On the same file system, so that it can be renamed to `dst`.
     return dst.absolute().parent / f".{dst.name}.{what}-{uuid.uuid4().hex[:12]}"
 
 
 def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
-    # Someone else may have made it since it was checked first.
+    # Another process may have created `dst` since the first check.
     _check_free(dst, overwrite)
     new, old = folder.stat(), _sibling(dst, "old")
     try:
@@ -77,7 +79,7 @@ def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
             dst.rename(old)
         folder.rename(dst)
     except BaseException:
-        # An interrupt may come after the last rename, and then the work is done.
+        # If an interrupt arrives after the last rename, the replacement is complete.
         if not (dst.exists() and os.path.samestat(new, dst.stat())):
             if old.exists():
                 old.rename(dst)
@@ -87,9 +89,9 @@ def _swap(folder: Path, dst: Path, overwrite: bool) -> None:
 
 
 def _remove(old: Path, dst: Path) -> None:
-    """Remove what was at `dst`, whose successor is in place: no failure here is one of the whole.
+    """Remove the old folder after it was replaced; a failure here does not fail the conversion.
 
-    What cannot be removed, or not before an interrupt, is named in one line.
+    Prints one line for each folder that could not be removed.
     """
     rest = _sibling(dst, "half-removed")
     with suppress(BaseException):
@@ -97,6 +99,4 @@ def _remove(old: Path, dst: Path) -> None:
         shutil.rmtree(rest, ignore_errors=True)
     for left in (old, rest):
         if left.exists():
-            print(
-                f"{dst} is replaced; remove what is left of the old folder: {left}", file=sys.stderr
-            )
+            print(f"{dst} is replaced; remove the rest of the old folder: {left}", file=sys.stderr)

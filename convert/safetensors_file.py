@@ -1,7 +1,7 @@
-"""One safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes.
+"""Read a safetensors file: 8 bytes of header length, a JSON header, then the tensor data.
 
-The header is checked against the file before any tensor is read: a download that stopped early
-must not become a model that babbles.
+The header is checked against the file size before any tensor is read, so that an incomplete
+download is detected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Bytes of an element of the format's other types. A checkpoint may hold such tensors as long as
-# its model has no use for them, as for old buffers.
+# Bytes per element of the format's other types. A checkpoint may contain such tensors, such as old
+# buffers, if its model does not use them.
 OTHERS = {
     "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
     "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -34,21 +34,21 @@ def read_safetensors(path: Path) -> dict[str, TensorRef]:
     """Return the tensors of the file `path` by name.
 
     Raises ValueError for a file that is not safetensors, is truncated or too long, or whose
-    tensors overlap; NotImplementedError for a data type of unknown size. Of the known ones only
-    F32, F16 and BF16 can be read.
+    tensors overlap, and NotImplementedError for a data type of unknown size. Only F32, F16 and
+    BF16 tensors can be read; `read` of the others raises NotImplementedError.
     """
     if not path.is_file():
         raise ValueError(f"{path} is a folder, not a safetensors file")
     header, start = _read_header(path)
     header.pop("__metadata__", None)
     end = 0
-    # Empty tensors share their offset with the next one, so the end is part of the order.
+    # An empty tensor has the same begin as the next one, so sort by begin and end.
     for name, entry in sorted(header.items(), key=lambda item: _offsets(path, *item)):
         begin, stop = _offsets(path, name, entry)
         if begin != end:
             raise ValueError(
                 f"{path}: tensor {name!r} begins at byte {begin} of the data, not at {end} where "
-                "the one before it ends; the file is damaged"
+                "the previous one ends; the file is damaged"
             )
         end = stop
     _check_size(path, start + end)
@@ -56,14 +56,14 @@ def read_safetensors(path: Path) -> dict[str, TensorRef]:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header as a dict, and where the data begins."""
+    """The header as a dict, and the offset at which the data begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise ValueError(
-                f"{path} is truncated or no safetensors file: {size} bytes, of which the header "
-                f"should take {length}; fetch it again"
+                f"{path} is truncated or not a safetensors file: it has {size} bytes and a header "
+                f"length of {length}; fetch it again"
             )
         text = file.read(length)
     try:
@@ -82,12 +82,12 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{path} holds {', '.join(twice)} more than once")
+        raise ValueError(f"{path} has {', '.join(twice)} more than once")
     return entries
 
 
 def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
-    """Begin and end of a tensor in the data, after checking its whole entry."""
+    """Check a tensor's header entry; return its begin and end in the data."""
     try:
         begin, end = entry["data_offsets"]
         kind, shape = str(entry["dtype"]), entry["shape"]
@@ -95,7 +95,7 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
-        raise ValueError(f"{path}: the header's entry of tensor {name!r} makes no sense: {entry}")
+        raise ValueError(f"{path}: the header's entry of tensor {name!r} is invalid: {entry}")
     if kind not in DTYPES and kind not in OTHERS:
         _refuse(path, name, kind)
     size = OTHERS[kind] if kind in OTHERS else DTYPES[kind].itemsize
@@ -111,7 +111,8 @@ def _check_size(path: Path, expected: int) -> None:
     if size != expected:
         word = "truncated" if size < expected else "too long"
         raise ValueError(
-            f"{path} is {word}: it has {size} bytes, its header says {expected}; fetch it again"
+            f"{path} is {word}: it has {size} bytes, but its header implies {expected}; fetch it "
+            "again"
         )
 
 

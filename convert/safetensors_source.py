@@ -1,4 +1,4 @@
-"""A Hugging Face folder: config.json, safetensors in one file or in shards, tokenizer files."""
+"""A Hugging Face folder as a source: config.json, one or several safetensors files, tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_folder(folder: Path) -> Source:
     """Describe the Hugging Face folder `folder` without reading any tensor.
 
     Raises FileNotFoundError for a missing file, ValueError for a damaged one and
-    NotImplementedError for weights of another kind.
+    NotImplementedError for weights in another format.
     """
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
@@ -44,18 +44,18 @@ def open_folder(folder: Path) -> Source:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file `path`; ValueError when it is none."""
+    """Return the JSON object in the file `path`; raises ValueError if it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} does not contain a JSON object")
     return value
 
 
 def _read_weights(folder: Path) -> dict[str, TensorRef]:
-    if (folder / WEIGHTS).exists():  # and an index beside it is of shards that it replaced
+    if (folder / WEIGHTS).exists():  # an index beside it is of shards it replaced
         return read_safetensors(folder / WEIGHTS)
     if (folder / INDEX).is_file():
         return _read_shards(folder)
@@ -64,31 +64,31 @@ def _read_weights(folder: Path) -> dict[str, TensorRef]:
         return read_safetensors(others[0])
     if others:
         raise FileNotFoundError(
-            f"{folder} has {len(others)} safetensors files but no {INDEX} that says what they hold"
+            f"{folder} has {len(others)} safetensors files but no {INDEX} that lists their tensors"
         )
     pickles = sorted(
         path.name for suffix in ("bin", "pth", "pt") for path in folder.glob(f"*.{suffix}")
     )
     if pickles:
         raise NotImplementedError(
-            f"{folder} has its weights in {pickles[0]}, which is not read; "
+            f"{folder} has its weights in {pickles[0]}, which is not supported; "
             "supported: safetensors and GGUF"
         )
     raise FileNotFoundError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
 
 
 def _read_shards(folder: Path) -> dict[str, TensorRef]:
-    """The tensors of all shards, after comparing every shard with the index."""
+    """Return the tensors of all shards after comparing every shard with the index."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{folder / INDEX} has no 'weight_map'")
     if not all(isinstance(name, str) for name in weight_map.values()):
-        raise ValueError(f"{folder / INDEX} names a shard by something else than a string")
+        raise ValueError(f"{folder / INDEX} has a shard name that is not a string")
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}, which {INDEX} lists; fetch it again"
+            f"{folder} has no {', '.join(missing)}, which {INDEX} lists; fetch it again"
         )
     tensors: dict[str, TensorRef] = {}
     for shard in names:
@@ -98,14 +98,12 @@ def _read_shards(folder: Path) -> dict[str, TensorRef]:
             tensors[name] = tensor
             if weight_map.get(name, shard) != shard:
                 raise ValueError(
-                    f"{folder / shard} holds tensor {name!r}, which {INDEX} places in "
+                    f"{folder / shard} has tensor {name!r}, which {INDEX} places in "
                     f"{weight_map[name]}"
                 )
     absent = [f"{name!r} ({weight_map[name]})" for name in weight_map if name not in tensors]
     if absent:
-        raise ValueError(
-            f"{folder}: {INDEX} lists tensors that no shard holds: {', '.join(absent)}"
-        )
+        raise ValueError(f"{folder}: {INDEX} lists tensors that no shard has: {', '.join(absent)}")
     return tensors
 
 

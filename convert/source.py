@@ -1,4 +1,4 @@
-"""What the converter reads from: names, shapes and types first, the bytes of a tensor on demand."""
+"""The interface of checkpoint sources: tensor names, shapes and types, with data on demand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 class TensorRef:
     """One tensor of a source.
 
-    shape: as Hugging Face has it, matrices `[out, in]`.
-    dtype: of the array that `read` returns ("float32", "float16" or "bfloat16"); or the file's
+    shape: Hugging Face's shape; matrices are `[out, in]`.
+    dtype: of the array that `read` returns ("float32", "float16" or "bfloat16"), or the file's
         name of a data type that cannot be read.
-    read: reads (and dequantises) the tensor from its file, each time it is called.
+    read: reads (and dequantises) the tensor from its file at every call.
     """
 
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint of any supported kind, under Hugging Face's names.
+    """A checkpoint of any supported kind, with Hugging Face's tensor names.
 
-    config, generation_config: as `config.json` and `generation_config.json` hold them.
-    dtype: what `dtype="auto"` means for this source.
-    load_tokenizer: makes the tokenizer, or returns None where the source has none.
-    save_tokenizer: writes the tokenizer's files into a folder, if there is one.
+    config, generation_config: with the fields of `config.json` and `generation_config.json`.
+    dtype: the data type that `dtype="auto"` selects for this source.
+    load_tokenizer: returns the tokenizer, or None if the source has none.
+    save_tokenizer: writes the tokenizer's files, if there are any, to a folder.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The tokenizer files of a folder: which they are, copying them, loading them."""
+"""Find, copy and load the tokenizer files of a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .quiet_transformers import import_transformers
 
-# Any one of these makes a tokenizer; the others only add to it.
+# Any of these files suffices for a tokenizer; the others in FILES are optional.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FILES = (
     *VOCABULARIES,
@@ -23,20 +23,20 @@ FOLDERS = ("additional_chat_templates",)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether `folder` holds a vocabulary."""
+    """Whether `folder` has a vocabulary file."""
     return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the `transformers` tokenizer of `folder`, or None when it has no vocabulary.
+    """Return the `transformers` tokenizer of `folder`, or None if it has no vocabulary file.
 
-    Raises ValueError when the files cannot be read.
+    Raises ValueError if the files cannot be read.
     """
     if not has_tokenizer(folder):
         return None
     try:
         return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the libraries below raise bare Exceptions
+    except Exception as error:  # the tokenizer libraries raise plain Exception
         raise ValueError(
             f"the tokenizer files in {folder} cannot be read "
             f"({type(error).__name__}: {_first_line(error)}); replace them, or remove them to work "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from pagedjax.checks.values import check_seed, is_finite, is_int, plain_list, plain_number
+from pagedjax.checks.values import check_seed, is_finite, is_int, one_of, plain_list, plain_number
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 MAX_SAMPLES = 16384  # all samples are created when the request is
@@ -161,11 +161,7 @@ class SamplingParams:
         ):  # fmt: skip
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-        if self.output_kind not in get_args(OutputKind):
-            raise ValueError(
-                f"output_kind={self.output_kind!r} is unknown; supported: "
-                f"{', '.join(map(repr, get_args(OutputKind)))}"
-            )
+        one_of("output_kind", self.output_kind, get_args(OutputKind))
 
     def _check_stop(self) -> None:
         stop = () if self.stop is None else self.stop

@@ -1,10 +1,10 @@
-"""Compiling for a GPU on a machine that has none, and reading what came out.
+"""Compile for a GPU on a machine that has none, and report on the compiled program.
 
-XLA's CUDA plugin compiles for a described device as well as for an attached one. It needs a few
-wheels beside jax (the extra `aot`) and no driver, toolkit or cuDNN. It must not share a folder
-with a jax that serves a CPU, which would look for its GPU at every start and complain: a child
-process gets it through `environment`. What is reported is what a GPU would run, except that
-nothing was tuned by measuring, so XLA's own products may be tiled differently there.
+XLA's CUDA plugin can compile for a described device as well as for an attached one. It needs a few
+wheels besides jax (the extra `aot`), but no driver, toolkit or cuDNN. It must not be installed in
+the same folder as a jax for CPU, which would search for a GPU at every start and warn: a child
+process gets it through `environment`. The report describes the program that a GPU would run,
+except that XLA's autotuning cannot measure, so its own matrix products may be tiled differently.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pallas_kernels.aot_report import (
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU as the compiler sees it.
+    """A GPU as described to the compiler.
 
-    Sources: the data sheets, and the table of compute capabilities in NVIDIA's CUDA guide.
+    Sources: data sheets, and the table of compute capabilities in NVIDIA's CUDA guide.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Target:
     capability: tuple[int, int]
     cores: int  # streaming multiprocessors
     memory_bytes: int
-    bandwidth: int  # bytes a second
+    bandwidth: int  # bytes per second
     l2_bytes: int
     clock_ghz: float
     shared_bytes_per_core: int
-    shared_bytes_per_block: int  # that a kernel may ask for; without asking it has 48 KiB
+    shared_bytes_per_block: int  # opt-in maximum; the default is 48 KiB
 
     def description(self) -> str:
-        """The text form of XLA's GpuTargetConfigProto."""
+        """Return XLA's GpuTargetConfigProto in text format."""
         major, minor = self.capability
         return f"""
             gpu_device_info {{
@@ -94,19 +94,19 @@ TARGETS = {
 
 
 def environment(folder: Path, mosaic_dumps: Path | None = None) -> dict[str, str]:
-    """What to add to the environment of a process that compiles with the plugin in `folder`.
+    """Environment variables for a process that compiles with the plugin in `folder`.
 
-    mosaic_dumps: where Mosaic writes its kernels, which XLA does not; without it they are not
-    in the reports. The folder must exist and belong to that process alone.
+    mosaic_dumps: existing folder, used by that process only, for the dumps of Mosaic kernels,
+    which XLA does not dump; without it the reports do not include them.
     """
     folder = folder.absolute()
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {
         "PYTHONPATH": os.pathsep.join(path),
-        "CUDA_ROOT": str(folder / "nvidia" / "cu13"),  # before any toolkit of the machine
-        "JAX_PLATFORMS": "cpu",  # the plugin is loaded, and no device is opened
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # there is no driver to be of the right version
-        "JAX_ENABLE_COMPILATION_CACHE": "0",  # a cached program would leave no kernels to read
+        "CUDA_ROOT": str(folder / "nvidia" / "cu13"),  # takes precedence over an installed toolkit
+        "JAX_PLATFORMS": "cpu",  # load the plugin without opening a device
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # no driver whose version to check
+        "JAX_ENABLE_COMPILATION_CACHE": "0",  # a cached program writes no dumps
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     if mosaic_dumps is not None:
@@ -115,15 +115,15 @@ def environment(folder: Path, mosaic_dumps: Path | None = None) -> dict[str, str
 
 
 def mesh_for(target: Target, num_devices: int = 1, axis: str = "tp") -> Mesh:
-    """A mesh of absent devices of one host, for compiling only.
+    """A mesh of described devices of one host, for compiling only.
 
-    Raises RuntimeError saying what to install when there is no plugin.
+    Raises RuntimeError, which names the packages to install, if the plugin cannot be loaded.
     """
     try:
         described = topologies.get_topology_desc(
             platform="cuda",
             target_config=target.description(),
-            topology=f"1x1x{num_devices}",  # partitions x hosts x devices of a host
+            topology=f"1x1x{num_devices}",  # partitions x hosts x devices per host
         )
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         raise RuntimeError(
@@ -145,9 +145,9 @@ def compile_for(
     """Compile `fn` for the devices of `mesh`.
 
     avals: pytrees of ShapeDtypeStruct; those without a sharding are replicated.
-    shardings: a tuple of PartitionSpecs, one an argument, or trees of them down to any depth.
-    kernels: regular expression; the kernels whose whole name matches are reported. By default
-        those are the Pallas kernels, and all of Mosaic's either way.
+    shardings: a tuple with one PartitionSpec, or tree prefix of PartitionSpecs, per argument.
+    kernels: regular expression; kernels whose full name matches are reported, by default the
+        Pallas kernels. All Mosaic kernels are reported in any case.
     """
     if shardings is None:
         shardings = (PartitionSpec(),) * len(avals)
@@ -162,7 +162,7 @@ def compile_for(
         jax.sharding.use_abstract_mesh(mesh.abstract_mesh),  # where Triton reads it
     ):
         lowered = jax.jit(fn, donate_argnums=donate_argnums).lower(*avals)
-        # The second option asks for PTX. In XLA_FLAGS it would corrupt compilations for the CPU.
+        # The second option dumps PTX. In XLA_FLAGS it would corrupt compilations for the CPU.
         options = {"xla_dump_to": dumps, "xla_dump_emitter_re": "ptx"}
         compiled = lowered.compile(compiler_options=options)
         seconds = time.perf_counter() - start
@@ -170,7 +170,7 @@ def compile_for(
         wanted = kernels or "|".join(rf"{name}(_+\d+)?" for name in CUSTOM_KERNEL.findall(hlo))
         found = [*kernels_of(Path(dumps), wanted, schedule), *mosaic_kernels()]
     memory = compiled.memory_analysis()
-    assert memory is not None, "the plugin does not say what memory a program needs"
+    assert memory is not None, "the plugin does not report a program's memory"
     return Report(
         memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.alias_size_in_bytes,
         kernels=tuple(found), schedule=schedule, hlo=hlo, seconds=seconds,

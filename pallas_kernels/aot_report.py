@@ -1,4 +1,4 @@
-"""What a compilation for an absent GPU left behind: kernels, launches, copies and exchanges."""
+"""Report of an ahead-of-time compilation: kernels, launches, copies and collectives."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ COLLECTIVES = "all-gather all-reduce all-to-all collective-permute reduce-scatte
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel as ptxas assembled it, and how it is launched.
+    """One kernel as ptxas assembled it, and its launch parameters.
 
     spill_bytes: stores and loads together.
-    dynamic_shared_bytes, grid, threads: of the launch, as XLA's schedule or Mosaic's dump has it.
+    dynamic_shared_bytes, grid, threads: from XLA's schedule or Mosaic's dump.
     """
 
     name: str
-    registers: int  # of one thread
+    registers: int  # per thread
     spill_bytes: int
-    static_shared_bytes: int  # of one block
+    static_shared_bytes: int  # per thread block
     dynamic_shared_bytes: int
     grid: tuple[int, ...]
-    threads: int  # of a block
+    threads: int  # per thread block
     ptx: str = field(repr=False)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of one block, static and dynamic."""
+        """Static and dynamic shared memory per thread block."""
         return self.static_shared_bytes + self.dynamic_shared_bytes
 
     def counts(self, pattern: str) -> int:
-        """How often a regular expression matches in the PTX, e.g. `wgmma\\.mma_async`."""
+        """Count the matches of a regular expression in the PTX, e.g. `wgmma\\.mma_async`."""
         return len(re.findall(pattern, self.ptx))
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A step of the compiled program that runs on the GPU; in a loop, once an iteration."""
+    """A launch of the compiled program on the GPU; within a loop, once per iteration."""
 
     kind: str  # XLA's name for it: CustomKernel, Copy, Gemm, CustomCall, AllReduce, ...
-    name: str  # of the kernel; of other kinds, the kind
+    name: str  # the kernel's name; for launches that are not kernels, the kind
     in_loop: bool
     grid: tuple[int, ...] = ()
-    threads: int = 0  # of a block
-    shared_bytes: int = 0  # dynamic, of a block
+    threads: int = 0  # per thread block
+    shared_bytes: int = 0  # dynamic, per thread block
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a compilation says. Bytes are per device."""
+    """The results of one compilation. Bytes are per device."""
 
     temporary_bytes: int
     argument_bytes: int
@@ -72,41 +72,40 @@ class Report:
     seconds: float  # to trace, lower and compile
 
     def copies(self, at_least_bytes: int) -> list[tuple[str, tuple[int, ...]]]:
-        """Data type and shape of every copy that large, on its own or inside a fusion."""
+        """Data type and shape of every copy of at least that size, also of those in fusions."""
         shapes = [_shapes(type)[0] for op, type in self._of("copy", "copy-start")]
         return [each for each in shapes if _bytes(*each) >= at_least_bytes]
 
     def collectives(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Operation, data type and shape of every array that devices get from each other.
+        """Operation, data type and shape of every array that a collective returns.
 
-        An operation may bring several arrays.
+        One operation may return several arrays.
         """
         found = []
         for op, type in self._of(*COLLECTIVES, *(f"{each}-start" for each in COLLECTIVES)):
             shapes, name = _shapes(type), op.removesuffix("-start")
-            if type.startswith("(("):  # operands and results
+            if type.startswith("(("):  # (operands, results)
                 shapes = shapes[len(_shapes(type[: type.index(")")])) :]
             elif op in ("all-gather-start", "collective-permute-start"):
-                shapes = shapes[1:2]  # operand, result and perhaps a context
+                shapes = shapes[1:2]  # of operand, result and possibly a context
             found += [(name, *shape) for shape in shapes]
         return found
 
     def _of(self, *wanted: str) -> list[tuple[str, str]]:
-        """Operation and type of the instructions that are one of the wanted operations."""
+        """Operation and type of the instructions whose operation is in `wanted`."""
         found = INSTRUCTION.finditer(self.hlo)
         return [(each["op"], each["type"]) for each in found if each["op"] in wanted]
 
     def launches(self, in_loops: bool = False) -> Counter[str]:
-        """How many of each are launched by a run, or by one iteration of each loop instead.
+        """Count launches outside loops by name, or with `in_loops` those per loop iteration.
 
-        Kernels go by their names without the number that makes them unique, so that layers add
-        up.
+        Numeric suffixes that make kernel names unique are removed, so that layers are added up.
         """
         names = (each.name for each in self.schedule if each.in_loop == in_loops)
         return Counter(re.sub(r"_+\d+(?=$|_remat)", "", name) for name in names)
 
     def launched_products(self) -> int:
-        """How many of the launches outside loops are matrix products, XLA's own or a library's."""
+        """Count launches of matrix products outside loops, XLA's own and those of libraries."""
         return sum(
             PRODUCT.search(f"{each.kind} {each.name}") is not None
             for each in self.schedule
@@ -123,10 +122,10 @@ KERNEL_THUNK = re.compile(
     r"shared_memory: (?P<shared>\d+) bytes"
 )
 NOT_LAUNCHED = re.compile(r"While|Conditional|Sequential|Async\w*|DynamicSliceFusion|\w*Done")
-# Fusions around a product, by name, and calls of a library, by kind.
+# Fusions that contain a matrix product are found by name, library calls by kind.
 PRODUCT = re.compile("gemm_fusion|Gemm|Cublas")
 CUSTOM_KERNEL = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*? name = "(\w+)"')
-# A launch in Mosaic's dump. Its sizes are constants, which MLIR names by their value: `%c128`.
+# A launch in Mosaic's dump. Its sizes are constants that MLIR names by their value: `%c128`.
 MOSAIC_LAUNCH = re.compile(
     r"gpu\.launch .*?blocks\(.*?\) in \((?P<grid>.*?)\) threads\(.*?\) in \((?P<threads>.*?)\)"
     r" dynamic_shared_memory_size %c(?P<shared>\d+)"
@@ -134,8 +133,8 @@ MOSAIC_LAUNCH = re.compile(
 
 
 def schedule_of(dumps: Path) -> Iterator[Launch]:
-    """What the compiled program launches, in order."""
-    above: list[tuple[int, str]] = []  # indents and kinds of the steps that hold this one
+    """Yield the launches of the compiled program, in order."""
+    above: list[tuple[int, str]] = []  # indents and kinds of the enclosing thunks
     for dump in dumps.glob("*.thunk_sequence.txt"):
         for match in THUNK.finditer(dump.read_text()):
             indent, kind = len(match["indent"]), match["kind"]
@@ -155,7 +154,7 @@ def schedule_of(dumps: Path) -> Iterator[Launch]:
 
 
 def kernels_of(dumps: Path, wanted: str, schedule: tuple[Launch, ...]) -> Iterator[Kernel]:
-    """The kernels of XLA's dump whose whole names match `wanted`."""
+    """Yield the kernels in XLA's dump whose full names match `wanted`."""
     launches = {each.name: each for each in schedule}
     for dump in sorted(dumps.glob("*.ptx")):
         ptx = dump.read_text()
@@ -168,7 +167,7 @@ def kernels_of(dumps: Path, wanted: str, schedule: tuple[Launch, ...]) -> Iterat
 
 
 def mosaic_kernels() -> Iterator[Kernel]:
-    """Those that Mosaic has written since the last call; what it wrote is removed."""
+    """Yield the kernels that Mosaic dumped since the last call, and delete the dumps."""
     folder = os.environ.get("MOSAIC_GPU_DUMP_TO")
     if not folder or not Path(folder).is_dir():
         return
@@ -207,14 +206,14 @@ def _assembled(dump: Path, name: str) -> tuple[int, int, int]:
 
 
 def _ptxas() -> Path:
-    """The assembler of the wheels; one of the machine may be older than the PTX."""
+    """The ptxas of the wheels; an installed toolkit's may be too old for the PTX."""
     nvidia = importlib.util.find_spec("nvidia")
     roots = [Path(os.environ.get("CUDA_ROOT", "/nowhere"))]
     roots += [Path(each) / "cu13" for each in (nvidia and nvidia.submodule_search_locations) or ()]
     for root in roots:
         if (root / "bin" / "ptxas").exists():
             return root / "bin" / "ptxas"
-    raise RuntimeError(f"there is no ptxas in {', '.join(map(str, roots))}. Needed: {INSTALL}")
+    raise RuntimeError(f"no ptxas found in {', '.join(map(str, roots))}. Needed: {INSTALL}")
 
 
 def _shapes(type: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,11 +1,11 @@
 """Paged decode attention for Hopper, in Mosaic GPU: TMA page copies and wgmma.
 
-One CTA of one warpgroup takes a (row, kv head, split). It walks its share of the row's context in
-blocks of 64 tokens, whatever the page size: a block is one box of a large page or several small
-pages, copied into a ring in shared memory. The G query heads of a kv head are the first rows of
-wgmma's 64; what the other rows compute is never stored. The splits' results, each normalised and
-with its log-sum-exp, are combined in float32. At D=256 one CTA's registers do not hold the output:
-two CTAs take half of V's columns each, and both read K.
+One CTA of one warpgroup processes a (row, kv head, split). It loops over its split of the row's
+context in tiles of 64 tokens, independent of the page size: a tile is one box of a large page or
+several small pages, copied into a ring buffer in shared memory. The G query heads of a kv head are
+the first of wgmma's 64 rows; the results of the other rows are never stored. Each split returns a
+normalised output and its log-sum-exp, and these are combined in float32. At D=256 the output does
+not fit one CTA's registers: two CTAs compute half of V's columns each, and both read K.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-NEGATIVE = -1e30  # finite, so that splits without a key weigh zero and not NaN
-BLOCK = 64  # tokens per step of the loop
-ROWS = 64  # of a wgmma
-TILE = 64  # elements of a 128-byte swizzle: columns are stored, and written out, in such tiles
-COLUMNS = 128  # of V, and of the output, for one CTA at most
+NEGATIVE = -1e30  # finite, so that splits without keys get weight 0 and not NaN
+BLOCK = 64  # tokens per loop iteration
+ROWS = 64  # M of a wgmma
+TILE = 64  # columns per tile in shared memory and in the output; a 128-byte swizzle
+COLUMNS = 128  # most columns of V and of the output that one CTA processes
 WIDTHS = (64, 128, 256)
 SIZES = (8, 16, 32, 64, 128, 256)
 DEFAULT_STAGES = {64: 4, 128: 2, 256: 3}
-MOST_STAGES = {64: 12, 128: 5, 256: 3}  # in the 227 KiB of shared memory that a CTA may have
+MOST_STAGES = {64: 12, 128: 5, 256: 3}  # a CTA has at most 227 KiB of shared memory
 DTYPES = ("bfloat16", "float16")
 FULL_GPU = 2 * 132  # CTAs: two on each SM of an H200
-MIN_SPLIT = 256  # tokens; shorter splits cost more to combine than they gain
+MIN_SPLIT = 256  # tokens; combining shorter splits costs more than they gain
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is fixed when the kernel is compiled."""
+    """The static parameters of the kernel."""
 
     rows: int
     kv_heads: int
@@ -45,24 +45,24 @@ class _Plan:
     width: int  # D
     size: int  # T
     splits: int
-    stages: int  # blocks of K, and as many of V, in the ring
+    stages: int  # tiles of K, and of V, in the ring buffers
     scale: float
     window: int | None
     soft_cap: float | None
 
     @property
     def box(self) -> int:
-        """Tokens that one TMA copies: those of a page, or a block's worth of them."""
+        """Tokens per TMA copy: a whole page, or BLOCK tokens of a larger page."""
         return min(self.size, BLOCK)
 
     @property
     def columns(self) -> int:
-        """Columns of V, and of the output, that one CTA takes."""
+        """Columns of V and of the output that one CTA processes."""
         return min(self.width, COLUMNS)
 
     @property
     def padded_group(self) -> int:
-        """A tile of shared memory has 8 rows, and is copied whole."""
+        """G rounded up to the 8 rows of a shared memory tile, which is copied whole."""
         return -(-self.group // 8) * 8
 
 
@@ -83,13 +83,13 @@ def paged_decode(
     stages: int | None = None,
     interpret: Any = False,  # or plgpu.InterpretGPUParams
 ) -> jax.Array:  # [B, H, D]
-    """One query a row, at the last position of its context; see `reference.paged_decode`.
+    """One query per row, at the last position of its context; see `reference.paged_decode`.
 
-    splits: CTAs that share a row and kv head; by default enough to fill an H200 twice over.
-    stages: blocks in the ring; by default as many as let two CTAs fit an SM, or one at D=256.
+    splits: CTAs per row and kv head; by default enough for two CTAs per SM of an H200.
+    stages: tiles in the ring buffer; by default as many as allow two CTAs per SM, or one at D=256.
     """
-    _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales)
-    _refuse_options(window, soft_cap, splits, stages, MOST_STAGES[q.shape[2]])
+    _check_arrays(q, k_pool, v_pool, k_scales, v_scales)
+    _check_options(window, soft_cap, splits, stages, MOST_STAGES[q.shape[2]])
     rows, heads, width = q.shape
     kv_heads, size = k_pool.shape[2:4]
     plan = _Plan(
@@ -101,7 +101,7 @@ def paged_decode(
     grouped = q.reshape(rows, kv_heads, plan.group, width)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, plan.padded_group - plan.group), (0, 0)))
 
-    def paged_decode(*refs: Any) -> None:  # a kernel is called after its function
+    def paged_decode(*refs: Any) -> None:  # the function's name becomes the kernel's name
         _kernel(*refs, plan=plan)
 
     kernel = plgpu.kernel(
@@ -119,7 +119,7 @@ def paged_decode(
 
 
 def _outputs(plan: _Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Each split's attention, of the real heads, and its base-2 log-sum-exp, of all 64 rows."""
+    """Each split's attention output for the G heads, and base-2 log-sum-exp for all 64 rows."""
     grid = (plan.rows, plan.kv_heads, plan.splits)
     return (
         jax.ShapeDtypeStruct((*grid, plan.group, plan.width), jnp.float32),
@@ -128,7 +128,7 @@ def _outputs(plan: _Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
 
 
 def _scratch(plan: _Plan, dtype: jnp.dtype) -> tuple[Any, ...]:
-    """Shared memory: queries, rings of K and V, weights, a tile of the output; and barriers."""
+    """Shared memory for queries, rings of K and V, weights and an output tile; and barriers."""
     tiling = plgpu.TilingTransform((8, TILE))  # type: ignore[abstract]
     swizzled = (tiling, plgpu.SwizzleTransform(2 * TILE))  # type: ignore[abstract]
     k_ring, v_ring = (
@@ -155,7 +155,7 @@ def _kernel(
     split, column = lax.div(part, parts), lax.rem(part, parts) * plan.columns
     plgpu.copy_gmem_to_smem(
         q_ref.at[row, head], q_tile.at[pl.ds(0, plan.padded_group)], q_filled
-    )  # rows past these hold garbage, and mix with no other row
+    )  # later rows hold garbage, which does not affect other rows
     layer, length = layer_ref[0], lens_ref[row]
     oldest, first, blocks = _share(length, split, plan)
     locate = partial(_locate, tables_ref, row, first=first, length=length, plan=plan)
@@ -172,7 +172,7 @@ def _kernel(
     def one_block(index, carry):
         best, total, acc = carry
         slot, refill = lax.rem(index, plan.stages), index + plan.stages
-        boxes = locate(refill)  # long before they are needed: the table is in slow memory
+        boxes = locate(refill)  # early, as the block table is in global memory
         start = first + index * BLOCK
         plgpu.barrier_wait(k_filled.at[slot])
         scores = _product(q_tile, k_ring.at[slot].T, (ROWS, BLOCK))
@@ -181,11 +181,11 @@ def _kernel(
         new_best = jnp.maximum(best, scores.max(axis=1))
         shares = jnp.exp2(scores - lax.broadcast_in_dim(new_best, scores.shape, [0]))
         shrink = jnp.exp2(best - new_best)
-        total = total * shrink + shares.sum(axis=1)  # here, so that registers of shares are freed
+        total = total * shrink + shares.sum(axis=1)  # frees the registers of `shares`
         weights[...] = shares.astype(weights.dtype)
         plgpu.commit_smem()
         plgpu.barrier_wait(v_filled.at[slot])
-        _clear_strangers(v_ring.at[slot], start, oldest, length, plan)
+        _zero_unseen_values(v_ring.at[slot], start, oldest, length, plan)
         acc = _accumulated(acc, shrink, weights, v_ring.at[slot])
         pl.when(refill < blocks)(lambda: fetch_v(boxes, v_ring.at[slot], v_filled.at[slot]))
         return new_best, total, acc
@@ -202,10 +202,10 @@ def _kernel(
 
 
 def _share(length, split, plan: _Plan):
-    """What a split reads of a row: the oldest key of the row's window, its first token, its blocks.
+    """The oldest key of the row's window, and the split's first token and number of tiles.
 
-    Splits get whole blocks, in equal number but for the last ones. The row's first block begins
-    with the box of the oldest key; what comes before is not read.
+    Splits get equal numbers of whole tiles, except the last ones. The row's first tile begins with
+    the box of the oldest key; earlier keys are not read.
     """
     oldest = jnp.int32(0) if plan.window is None else jnp.maximum(length - plan.window, 0)
     first = lax.div(oldest, plan.box) * plan.box
@@ -215,10 +215,10 @@ def _share(length, split, plan: _Plan):
 
 
 def _locate(tables_ref, row, index, *, first, length, plan: _Plan) -> list[tuple[Any, Any]]:
-    """The page, and the token in it, of each box of a block of the split.
+    """The page, and the token offset in it, of each box of a tile of the split.
 
-    Boxes past the context repeat its last one, since the table holds garbage there. So a block
-    always has the same number of copies, and those of a box that was just read cost little.
+    Boxes past the context repeat its last one, since the block table holds garbage there. So every
+    tile has the same number of copies, and repeated copies of a box are cheap.
     """
     found = []
     for box in range(BLOCK // plan.box):
@@ -229,7 +229,7 @@ def _locate(tables_ref, row, index, *, first, length, plan: _Plan) -> list[tuple
 
 
 def _fetch(pool_ref, layer, head, columns, plan: _Plan, boxes, block_ref, filled) -> None:
-    """Start to copy a block of one kv head's keys or values, box by box."""
+    """Start the copies of a tile of one kv head's keys or values, one per box."""
     for index, (page, token) in enumerate(boxes):
         plgpu.copy_gmem_to_smem(
             pool_ref.at[layer, page, head, pl.ds(token, plan.box), columns],
@@ -247,9 +247,10 @@ def _product(left_ref, right_ref, shape: tuple[int, int]):
 
 
 def _in_base_2(scores, plan: _Plan):
-    """Scaled and capped, so that exp2 of it is exp of the score.
+    """Scale, cap and multiply by log2(e), so that exp2 of the result is exp of the score.
 
-    tanh(x) is 1 - 2 / (1 + exp(2x)) here, exact to 1e-6 of the cap: the hardware's own has 11 bits.
+    tanh(x) is computed as 1 - 2 / (1 + exp(2x)), with an error of 1e-6 of the cap: the hardware's
+    tanh has only 11 bits.
     """
     log2_e = math.log2(math.e)
     if plan.soft_cap is None:
@@ -263,8 +264,8 @@ def _masked(scores, start, oldest, length):
     return jnp.where((tokens >= oldest) & (tokens < length), scores, NEGATIVE)
 
 
-def _clear_strangers(v_ref, start, oldest, length, plan: _Plan) -> None:
-    """Make zero the rows of V that are not the row's own: 0 x NaN would be NaN."""
+def _zero_unseen_values(v_ref, start, oldest, length, plan: _Plan) -> None:
+    """Zero the rows of V outside the window and context, since 0 x NaN would be NaN."""
 
     @pl.when((start < oldest) | (start + BLOCK > length))
     def _():
@@ -277,7 +278,7 @@ def _clear_strangers(v_ref, start, oldest, length, plan: _Plan) -> None:
 
 
 def _accumulated(acc, shrink, weights, v_ref):
-    """The tiles [64, TILE] of the output after one more block."""
+    """The output tiles [64, TILE] after accumulating one more tile of tokens."""
     grown = []
     for index, tile in enumerate(acc):
         columns = v_ref.at[:, pl.ds(index * TILE, TILE)]
@@ -287,7 +288,7 @@ def _accumulated(acc, shrink, weights, v_ref):
 
 
 def _write(acc, total, tile_ref, out_ref, column, plan: _Plan) -> None:
-    """Store the real heads' rows, tile by tile by way of shared memory."""
+    """Store the rows of the G heads, tile by tile through shared memory."""
     share = 1.0 / jnp.where(total > 0, total, 1.0)
     for index, tile in enumerate(acc):
         tile_ref[...] = tile * lax.broadcast_in_dim(share, tile.shape, [0])
@@ -318,7 +319,7 @@ def _combine(
     out: jax.Array,  # [B, K, splits, G, D]
     log_sums: jax.Array,  # [B, K, splits, G]
 ) -> jax.Array:  # [B, K, G, D]
-    """The mean of the splits, weighed by their sums; zeros where all splits are empty."""
+    """The mean of the splits, weighted by their sums; zeros where all splits are empty."""
     if out.shape[2] == 1:
         return out[:, :, 0]
     shares = jnp.exp2(log_sums - log_sums.max(axis=2, keepdims=True))
@@ -326,7 +327,7 @@ def _combine(
 
 
 def _default_splits(pairs: int, tokens: int, window: int | None) -> int:
-    """The fewest, of powers of two, that give the GPU enough CTAs, and none of them too little."""
+    """The smallest power of two that fills the GPU, limited to splits of MIN_SPLIT tokens."""
     most = max(1, (tokens if window is None else min(tokens, window)) // MIN_SPLIT)
     splits = 1
     while splits * 2 <= most and splits * pairs < FULL_GPU:
@@ -334,7 +335,7 @@ def _default_splits(pairs: int, tokens: int, window: int | None) -> int:
     return splits
 
 
-def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
+def _check_arrays(q, k_pool, v_pool, k_scales, v_scales) -> None:
     if k_scales is not None or v_scales is not None or k_pool.dtype.itemsize == 1:
         raise NotImplementedError(
             f"pools of {k_pool.dtype} with scales; supported: {', '.join(DTYPES)} without"
@@ -342,7 +343,7 @@ def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
     if not q.dtype == k_pool.dtype == v_pool.dtype or q.dtype not in DTYPES:
         raise NotImplementedError(
             f"queries of {q.dtype} on pools of {k_pool.dtype} and {v_pool.dtype}; "
-            f"supported: all of one of {', '.join(DTYPES)}"
+            f"supported: the same dtype for all, one of {', '.join(DTYPES)}"
         )
     heads, width = q.shape[1:]
     kv_heads, size = k_pool.shape[2:4]
@@ -353,7 +354,7 @@ def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
     if v_pool.shape != k_pool.shape or k_pool.shape[4] != width:
         raise ValueError(
             f"pools of shapes {k_pool.shape} and {v_pool.shape} for queries of {q.shape}; "
-            "supported: two of [L, N, K, T, D] for [B, H, D]"
+            "supported: two pools [L, N, K, T, D] for queries [B, H, D]"
         )
     if heads % kv_heads or heads // kv_heads > ROWS:
         raise ValueError(
@@ -362,7 +363,7 @@ def _refuse_what_is_unsupported(q, k_pool, v_pool, k_scales, v_scales) -> None:
         )
 
 
-def _refuse_options(
+def _check_options(
     window: int | None,
     soft_cap: float | None,
     splits: int | None,
@@ -371,7 +372,7 @@ def _refuse_options(
 ) -> None:
     for name, value in {"window": window, "splits": splits}.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name} {value}; supported: 1 and more")
+            raise ValueError(f"{name} {value}; supported: 1 or more")
     if stages is not None and not 1 <= stages <= most_stages:
         raise ValueError(f"stages {stages}; supported at this head width: 1 to {most_stages}")
     if soft_cap is not None and not 0 < soft_cap < math.inf:

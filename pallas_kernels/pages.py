@@ -1,8 +1,8 @@
-"""What the Triton kernels share: loading keys and values through a block table, and the products.
+"""Shared parts of the Triton kernels: loads of keys and values through a block table, products.
 
-Everything is token-granular: a block of keys is found token by token through the table, so its
-length does not depend on the size of a page. Indices are arrays throughout, since Pallas'
-interpreter refuses masked loads that mix arrays with slices.
+Each token is looked up in the block table separately, so the number of tokens that a kernel loads
+at once does not depend on the page size. All indices are arrays, since Pallas' interpreter does
+not support masked loads that mix arrays and slices.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.formats import format_of
 
-NEGATIVE = -1e30  # finite, so that exp2(NEGATIVE - NEGATIVE) is no NaN
+NEGATIVE = -1e30  # finite, so that exp2(NEGATIVE - NEGATIVE) is not NaN
 LOG2_E = math.log2(math.e)
 WIDTHS = (8, 256)  # D
 BLOCK_SIZES = (8, 256)  # T
-# float8_e4m3fn has 4 exponent bits of bias 7 where float16 has 5 of bias 15.
+# float8_e4m3fn has 4 exponent bits with bias 7, float16 has 5 with bias 15.
 FP8_IN_FLOAT16 = 2.0**8
 
 
 class Block(NamedTuple):
-    """Keys and values of some tokens, NaN and garbage replaced by zeros where not to be seen."""
+    """Keys and values of some tokens; zeros for tokens that must not be read."""
 
     k: jax.Array  # [tokens, D]
     v: jax.Array  # [tokens, D]
@@ -37,13 +37,13 @@ class Block(NamedTuple):
 
 
 def compute_dtype(q: jax.Array, pool: jax.Array) -> Any:
-    """The dtype of the products' operands: float32 where queries and pool differ."""
+    """The dtype of the products' operands: float32 if queries and a float pool differ."""
     return q.dtype if format_of(pool) or q.dtype == pool.dtype else jnp.dtype(jnp.float32)
 
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The static side of a kernel's keys and values."""
+    """The static parameters of a kernel that describe its keys and values."""
 
     size: int  # T
     width: int  # D
@@ -55,12 +55,12 @@ class KeyValues:
 
     def load(
         self,
-        refs: tuple[Any, ...],  # tables, k pool, v pool, then both scales if quantised
+        refs: tuple[Any, ...],  # block tables, k pool, v pool, then both scales if quantised
         layer: jax.Array,
         row: jax.Array,
         kv_head: jax.Array,
         keys: jax.Array,  # [tokens] positions
-        seen: jax.Array,  # [tokens] which of them exist; no other is read
+        seen: jax.Array,  # [tokens] bool; the others are not read
     ) -> Block:
         """Load the keys and values at these positions of one row."""
         tables, k_ref, v_ref, *scale_refs = refs
@@ -77,7 +77,7 @@ class KeyValues:
             for ref in scale_refs
         )
         more = FP8_IN_FLOAT16 if k.dtype == jnp.uint8 else 1.0
-        # Weights times scales may leave float16's range, and bfloat16 holds both formats exactly.
+        # Weights times scales may exceed float16's range; bfloat16 holds both formats exactly.
         v_dtype = jnp.float32 if jnp.dtype(self.dtype).itemsize == 4 else jnp.bfloat16
         return Block(
             _without_scale(k, self.dtype),
@@ -88,7 +88,7 @@ class KeyValues:
 
 
 def log2_scores(problem: KeyValues, q: jax.Array, block: Block) -> jax.Array:
-    """Scores [M, tokens] in float32, times log2(e)."""
+    """Scaled and capped scores [M, tokens] in float32, times log2(e)."""
     scores = product(q, block.k, transpose=True)
     if block.k_scales is not None:
         scores = scores * block.k_scales[None]
@@ -98,7 +98,7 @@ def log2_scores(problem: KeyValues, q: jax.Array, block: Block) -> jax.Array:
 
 
 def weighted_values(weights: jax.Array, block: Block) -> jax.Array:
-    """Weights [M, tokens] times values: [M, D] in float32."""
+    """Weights [M, tokens] times values, [M, D] in float32."""
     if block.v_scales is not None:
         weights = weights * block.v_scales[None]
     return product(weights.astype(block.v.dtype), block.v, transpose=False)
@@ -115,9 +115,9 @@ def product(left: jax.Array, right: jax.Array, *, transpose: bool) -> jax.Array:
 
 
 def _without_scale(stored: jax.Array, dtype: Any) -> jax.Array:
-    """What the bytes stand for, exactly; for fp8, divided by `FP8_IN_FLOAT16`.
+    """Decode stored bytes exactly, without the scale; fp8 is divided by `FP8_IN_FLOAT16`.
 
-    An fp8 number becomes a float16 by moving its bits, which every GPU can do.
+    fp8 is converted to float16 by shifting its bits, which works on every GPU.
     """
     if stored.dtype == jnp.int8:
         return stored.astype(dtype)
@@ -131,25 +131,25 @@ def _zero(ref: Any) -> Any:
 
 
 def lanes_of(width: int) -> jax.Array:
-    """Indices along an axis of a product's operand, which takes a power of two, and 16 at least.
+    """Indices along an axis of a product's operand, whose size must be a power of two >= 16.
 
-    Those past `width` are masked.
+    The caller masks those past `width`.
     """
     return lax.iota(jnp.int32, max(16, padded(width)))
 
 
 def padded(length: int) -> int:
-    """The next power of two, which is what Triton's blocks are made of."""
+    """The next power of two, since Triton's block sizes are powers of two."""
     return pl.next_power_of_2(length)
 
 
 def scratch_spec() -> pl.BlockSpec:
-    """A whole array in global memory, addressed by the kernel itself."""
+    """BlockSpec of a whole array in global memory that the kernel indexes itself."""
     return pl.BlockSpec(memory_space=pl.ANY)
 
 
 def sum_of_parts(ref: Any, index: tuple[Any, ...], mask: jax.Array) -> jax.Array:
-    """What `ref[:, *index]` adds up to, in order. The first axis holds parts of a product."""
+    """Sum `ref[:, *index]`, in order, over the first axis, which holds parts of a product."""
     parts = [plt.load(ref.at[part, *index], mask=mask, other=0.0) for part in range(ref.shape[0])]
     return sum(parts[1:], parts[0])
 
@@ -163,24 +163,25 @@ def check_call(
     window: int | None,
     soft_cap: float | None,
 ) -> None:
-    """Raise ValueError for what the Triton kernels cannot serve."""
+    """Raise ValueError for arguments that the Triton kernels do not support."""
     heads, width = q.shape[-2:]
     kv_heads, size, pool_width = k_pool.shape[2:]
     if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:
         raise ValueError(
             f"the key pool is {k_pool.dtype}{k_pool.shape}, the value pool "
-            f"{v_pool.dtype}{v_pool.shape}; they must agree"
+            f"{v_pool.dtype}{v_pool.shape}; they must be equal"
         )
     if pool_width != width or heads % kv_heads:
         raise ValueError(
-            f"{heads} query heads of {width} do not read {kv_heads} kv heads of {pool_width}"
+            f"{heads} query heads of width {width} do not match {kv_heads} kv heads of width "
+            f"{pool_width}"
         )
     if width % 8 or not WIDTHS[0] <= width <= WIDTHS[1]:
         raise ValueError(f"head_dim={width}; supported: multiples of 8 from 8 to 256")
     if size & (size - 1) or not BLOCK_SIZES[0] <= size <= BLOCK_SIZES[1]:
         raise ValueError(f"block_size={size}; supported: powers of two from 8 to 256")
     if window is not None and window < 1:
-        raise ValueError(f"window={window}; supported: 1 and more, or None")
+        raise ValueError(f"window={window}; supported: 1 or more, or None")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap}; supported: positive numbers, or None")
     _check_format(k_pool, k_scales, v_scales)
@@ -193,11 +194,11 @@ def _check_format(pool: jax.Array, k_scales: jax.Array | None, v_scales: jax.Arr
         if shape != (pool.shape[:-1] if name else None):
             raise ValueError(
                 f"scales of shape {shape} for a pool of {pool.dtype}{pool.shape}; int8 and uint8 "
-                "pools need one scale a vector, others none"
+                "pools need one scale per vector, others none"
             )
     elements = math.prod(pool.shape)
     if name and 2**31 < elements <= 2**32:
-        # The lowering counts such a pool's elements with signed 32-bit offsets: they wrap.
+        # The lowering uses signed 32-bit offsets for such a pool, which overflow.
         raise ValueError(
             f"a pool of {elements} one-byte elements; supported: up to 2**31, or more than 2**32"
         )

@@ -1,4 +1,4 @@
-"""The meaning of each op: naive, float32, one loop per query. This is the specification."""
+"""The specification of each operation: a naive float32 implementation with loops over queries."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def paged_prefill(
 ) -> np.ndarray:  # [S, H, D] float32
     """Causal attention of ragged queries over paged keys.
 
-    Row b owns the queries [query_starts[b], query_starts[b+1]), which are the last positions of
-    its context; context_lens[b] counts the keys in the pool, those of the queries included. Query
-    head h reads kv head h // G. Queries of no row, and queries without a key, return zeros.
+    Row b has the queries [query_starts[b], query_starts[b+1]), which are the last positions of
+    its context; context_lens[b] counts the keys in the pool, including those of the queries. Query
+    head h reads kv head h // G. Queries of no row and queries without keys return zeros.
 
-    window: a query sees its own key and the window - 1 before it; None: all of them.
+    window: a query attends to its own key and the window - 1 before it; None: to all of them.
     soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
-    k_scales, v_scales: of the formats in `formats`, to which a pool of one-byte elements belongs.
+    k_scales, v_scales: scales of a pool in a one-byte format, see `formats`.
     """
     size = k_pool.shape[3]
     group = q.shape[1] // k_pool.shape[2]
@@ -55,7 +55,7 @@ def paged_prefill(
 
 
 def _numbers(pool: np.ndarray, scales: np.ndarray | None, at: tuple) -> np.ndarray:
-    """What the pool holds there: [keys, D] float32."""
+    """Decode the pool's elements at `at`: [keys, D] float32."""
     found = pool[at]
     if found.dtype == np.uint8:
         found = found.view(FLOAT8)
@@ -74,7 +74,7 @@ def paged_decode(
     scale: float,
     **options: Any,
 ) -> np.ndarray:  # [B, H, D] float32
-    """One query a row, at the last position of its context; rows of length 0 return zeros.
+    """One query per row, at the last position of its context; rows of length 0 return zeros.
 
     options: those of `paged_prefill`.
     """
@@ -95,10 +95,10 @@ def rope_write(
     *,
     dtype: Any,
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:  # [S, K, G, D], pools
-    """Rotate queries and keys by pairs (i, i + D / 2), round to `dtype`, write keys and values.
+    """Sum over A, rotate queries and keys, round to `dtype`, and write keys and values.
 
-    The sum over A is what is rotated and written. Returns the queries and copies of the pools; see
-    `write_kv` and `write_quantised`.
+    Rotates the pairs (i, i + D / 2). Returns the queries and copies of the pools; see `write_kv`
+    and `write_quantised`.
     """
     half, qkv = qkv.shape[-1] // 2, qkv.sum(axis=0)
     low, high = qkv[..., :half], qkv[..., half:]
@@ -121,7 +121,7 @@ def add_norm(
     weight: np.ndarray,  # [E]
     eps: float,
 ) -> tuple[np.ndarray, np.ndarray]:  # [S, E] float32, [S, E] in the weight's dtype
-    """x and all that is added, and the root mean square norm of the sum (arXiv 1910.07467)."""
+    """Add the partial sums `added` to x; return the sum and its RMS norm (arXiv 1910.07467)."""
     total = (x + added.sum(axis=0)).astype(np.float32)
     mean = (total.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
     return total, (total / np.sqrt(mean + eps) * weight.astype(np.float64)).astype(weight.dtype)
@@ -134,7 +134,7 @@ def write_kv(
     offsets: np.ndarray,  # [S]
     values: np.ndarray,  # [S, K, D]
 ) -> np.ndarray:  # [L, N, K, T, D]
-    """A copy of `pool` with the values at (layer, block, :, offset); blocks >= N are dropped."""
+    """Copy `pool` and set the values at (layer, block, :, offset); blocks >= N are dropped."""
     pool = pool.copy()
     for block, offset, value in zip(blocks, offsets, values, strict=True):
         if block < pool.shape[1]:
@@ -150,10 +150,10 @@ def write_quantised(
     offsets: np.ndarray,  # [S]
     values: np.ndarray,  # [S, K, D]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of `pool` and `scales` with the values in the pool's format; see `write_kv`.
+    """Copy `pool` and `scales` and write the values in the pool's format; see `write_kv`.
 
-    A vector's scale takes its largest element to 127 (int8) or 448 (fp8), but for the rounding of
-    the scale itself; what that takes past the largest is cut.
+    A vector's scale maps its largest magnitude to 127 (int8) or 448 (fp8), up to the rounding of
+    the scale itself; elements that this rounding moves past the limit are clipped.
     """
     largest = np.float32(127 if pool.dtype == np.int8 else 448)
     numbers = values.astype(np.float32)

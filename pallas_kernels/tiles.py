@@ -1,8 +1,9 @@
-"""How the kernels cut their work: static, frozen, chosen from the shapes and the device.
+"""Tile sizes of the kernels: static, frozen, chosen from the shapes and the device.
 
-Whatever a tile changes is speed and rounding, never meaning. Choices come from a table that
-`python -m bench.attention --tune` measured on the device, if `tuned/` has one; else from what the
-compiler reports (registers, spills) for the shapes in `tests/aot_process.py`, and arithmetic.
+Tiles affect speed and rounding, never semantics. They are read from a table that
+`python -m bench.attention --tune` measured on the device, if `tuned/` has one; otherwise the
+choice is based on the registers and spills that the compiler reports for the shapes in
+`tests/aot_process.py`, and on arithmetic.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 TUNED = Path(__file__).parent / "tuned"
-PROGRAMS_PER_CORE = 2  # at least: with fewer, SMs idle while the last programs run
+PROGRAMS_PER_CORE = 2  # minimum; with fewer, SMs idle while the last programs run
 MIN_SPLIT_TOKENS = 256  # a shorter split costs more in partial results than it gains
 MAX_SPLITS = 64
-# XLA's tiles of a product, at which it counts whether all SMs have one, and how it decides to sum
-# parts of it in a launch of its own. With so many more than SMs it leaves the product alone.
+# XLA's heuristic for split-K products: it splits a product, and sums the parts in a separate
+# launch, if its tiles of this size number fewer than TILES_PER_CORE per SM.
 PRODUCT_TILE = (64, 128)
 TILES_PER_CORE = 1.25
 MIN_SPLIT_INPUTS, INPUTS_ALIGNED = 512, 64
@@ -30,7 +31,7 @@ MIN_SPLIT_INPUTS, INPUTS_ALIGNED = 512, 64
 
 @dataclass(frozen=True)
 class Device:
-    """What the choice of tiles needs to know about a GPU."""
+    """The properties of a GPU that determine the tiles."""
 
     name: str
     cores: int  # streaming multiprocessors
@@ -41,13 +42,13 @@ H200 = Device("NVIDIA H200", 132, (9, 0))
 
 
 def device_of(device: jax.Device) -> Device:
-    """The description of an attached, or absent, NVIDIA GPU; of an H200 for anything else."""
+    """The description of an attached or described NVIDIA GPU; for other devices, an H200's."""
     capability = compute_capability(device)
     return Device(device.device_kind, device.core_count, capability) if capability else H200
 
 
 def compute_capability(device: jax.Device) -> tuple[int, int] | None:
-    """Of an NVIDIA GPU, such as (9, 0); None for all other devices."""
+    """The compute capability of an NVIDIA GPU, such as (9, 0); None for all other devices."""
     if device.platform not in ("gpu", "cuda"):
         return None
     found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
@@ -56,18 +57,18 @@ def compute_capability(device: jax.Device) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """One program walks one split of one row's keys, `block_tokens` at a time."""
+    """Decode tiles: one program loops over a split of a row's keys, `block_tokens` at a time."""
 
     block_tokens: int = 64
-    splits: int = 1  # of every row, each row's own context divided evenly
-    fixed_split_tokens: int | None = None  # instead: splits at absolute multiples of this
+    splits: int = 1  # per row; each row's own context is divided evenly
+    fixed_split_tokens: int | None = None  # instead, split at absolute multiples of this
     num_warps: int = 4
     num_stages: int = 3
 
     def __post_init__(self) -> None:
         _power_of_two("block_tokens", self.block_tokens, 16, 256)
         if self.splits < 1:
-            raise ValueError(f"splits={self.splits}; supported: 1 and more")
+            raise ValueError(f"splits={self.splits}; supported: 1 or more")
         fixed = self.fixed_split_tokens
         if fixed is not None and (fixed < 1 or fixed % self.block_tokens):
             raise ValueError(
@@ -78,7 +79,7 @@ class DecodeTiles:
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """One program has `rows` (query, head) pairs of one kv head, and walks their keys."""
+    """Prefill tiles: one program attends with `rows` (query, head) pairs of one kv head."""
 
     rows: int = 128
     block_tokens: int = 64
@@ -90,7 +91,7 @@ class PrefillTiles:
         _power_of_two("block_tokens", self.block_tokens, 16, 256)
 
     def queries(self, group: int) -> int:
-        """Queries of a tile, the G heads of each folded in."""
+        """Queries per tile; each takes G rows, one per head."""
         return self.rows // group
 
 
@@ -103,7 +104,7 @@ def decode_tiles(
     pool_dtype: Any,
     device: Device = H200,
 ) -> DecodeTiles:
-    """Blocks that fit the registers, and splits that fill the device's SMs."""
+    """Choose tiles that fit the registers and splits that fill the device's SMs."""
     key = decode_key(rows, kv_heads, width, context, dtype, pool_dtype)
     if key in tuned(device.name):
         return DecodeTiles(**tuned(device.name)[key])
@@ -129,8 +130,8 @@ def decode_tiles(
 def choose_splits(programs: int, context: int, cores: int) -> int:
     """The smallest power of two that gives every SM `PROGRAMS_PER_CORE` programs.
 
-    So B * K * splits is two to four programs an SM, or more where B * K alone is. Bounded so that
-    a split keeps `MIN_SPLIT_TOKENS` of the longest context.
+    So B * K * splits is two to four programs per SM, or more where B * K alone is more. Bounded so
+    that a split of the longest context has at least `MIN_SPLIT_TOKENS`.
 
     programs: B * K.
     """
@@ -150,7 +151,7 @@ def product_splits(
     inputs: int,
     cores: int,
 ) -> int:
-    """Parts of a product whose sums the reader takes, so that few rows still fill the SMs."""
+    """The number of split-K parts of a product, chosen so that few rows still fill the SMs."""
     tiles = -(-rows // PRODUCT_TILE[0]) * -(-outputs // PRODUCT_TILE[1])
     splits = 1
     while (
@@ -165,10 +166,10 @@ def product_splits(
 def prefill_tiles(
     width: int, group: int, dtype: Any, pool_dtype: Any, device: Device = H200
 ) -> PrefillTiles:
-    """Tiles of 64 or 128 rows for tensor cores; smaller ones where registers are short.
+    """Choose 64 or 128 rows for tensor cores, and smaller tiles where registers are scarce.
 
-    Before compute capability 9.0 products take their operands from registers (mma), not from
-    shared memory (wgmma), which leaves fewer for the tile.
+    Before compute capability 9.0 products read their operands from registers (mma), not from
+    shared memory (wgmma), which leaves fewer registers for the tile.
     """
     key = prefill_key(width, group, dtype, pool_dtype)
     if key in tuned(device.name):
@@ -190,27 +191,27 @@ def prefill_tiles(
 
 
 def _converted(pool_dtype: Any) -> bool:
-    """Whether the pool holds one-byte numbers, whose conversion takes registers of its own."""
+    """Whether the pool has a one-byte format, whose conversion needs additional registers."""
     return jnp.dtype(pool_dtype).itemsize == 1
 
 
 def decode_key(
     rows: int, kv_heads: int, width: int, context: int, dtype: Any, pool_dtype: Any
 ) -> str:
-    """What a tuned decode entry is found by: programs and context rounded up to powers of two."""
+    """The key of a tuned decode entry; programs and context are rounded up to powers of two."""
     programs, context = (1 << (value - 1).bit_length() for value in (rows * kv_heads, context))
     names = f"{jnp.dtype(dtype).name} {jnp.dtype(pool_dtype).name}"
     return f"decode D={width} programs={programs} context={context} {names}"
 
 
 def prefill_key(width: int, group: int, dtype: Any, pool_dtype: Any) -> str:
-    """What a tuned prefill entry is found by."""
+    """The key of a tuned prefill entry."""
     return f"prefill D={width} G={group} {jnp.dtype(dtype).name} {jnp.dtype(pool_dtype).name}"
 
 
 @cache
 def tuned(device_name: str) -> dict[str, dict[str, Any]]:
-    """The measured table of a device: {key: fields of the tiles}; empty if there is none."""
+    """The tuned table of a device, {key: fields of the tiles}; empty if there is none."""
     path = table_path(device_name)
     return json.loads(path.read_text("utf-8"))["tiles"] if path.exists() else {}
 
@@ -218,7 +219,7 @@ def tuned(device_name: str) -> dict[str, dict[str, Any]]:
 def save_table(
     device_name: str, tiles: dict[str, DecodeTiles | PrefillTiles], header: dict[str, Any]
 ) -> Path:
-    """Write the table of a device, and who measured what in `header`; return its path."""
+    """Write the table of a device with the provenance in `header`; return its path."""
     path = table_path(device_name)
     path.parent.mkdir(exist_ok=True)
     entries = {key: asdict(each) for key, each in sorted(tiles.items())}
@@ -228,7 +229,7 @@ def save_table(
 
 
 def table_path(device_name: str) -> Path:
-    """Where the table of a device is, or would be."""
+    """The path of a device's table, whether or not it exists."""
     return TUNED / (re.sub(r"\W+", "_", device_name.strip()).lower() + ".json")
 
 

@@ -1,8 +1,8 @@
-"""What a product adds to the residual stream, and its RMS norm, in one launch, in Pallas' Triton
-backend.
+"""Residual addition and RMS norm in one kernel, in Pallas' Triton backend.
 
-Program i has token i. The product comes in parts (`tiles.product_splits`), which are summed here.
-XLA needs two launches for small batches, since the sum has two readers.
+Program i processes token i. The product that is added comes as partial sums
+(`tiles.product_splits`), which are summed here. XLA needs two launches for small batches, since
+the sum has two consumers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.pages import padded, scratch_spec, sum_of_parts
 
-MAX_WIDTH = 32768  # numbers that one program holds at once
+MAX_WIDTH = 32768  # elements that one program holds at once
 PER_WARP = 512
 
 
@@ -30,7 +30,7 @@ def add_norm(
     *,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:  # [S, E] float32, [S, E] in the weight's dtype
-    """See `reference.add_norm`. Raises ValueError for rows that are too wide."""
+    """See `reference.add_norm`. Raises ValueError if E exceeds MAX_WIDTH."""
     tokens, width = x.shape
     if width > MAX_WIDTH:
         raise ValueError(f"hidden_size={width}; supported by this kernel: up to {MAX_WIDTH}")

@@ -1,9 +1,9 @@
-"""Paged decode attention for NVIDIA GPUs, in Pallas' Triton backend: one query a row.
+"""Paged decode attention for NVIDIA GPUs, in Pallas' Triton backend: one query per row.
 
-Split keys as in Flash-Decoding: program (row, kv head, split) walks its part of the row's pages
-with an online softmax (arXiv 1805.02867) in base 2 and leaves a float32 partial result; a second
-small kernel joins a row's partial results. The length of a split comes from each row's own
-context, inside the kernel, so that a short row in a wide table costs what it is long.
+Keys are split as in Flash-Decoding: program (row, kv head, split) loops over its part of the row's
+context with an online softmax (arXiv 1805.02867) in base 2 and writes a float32 partial result; a
+second, small kernel combines a row's partial results. The kernel computes the length of a split
+from each row's own context, so the cost of a row depends on its length, not on the table's width.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pallas_kernels.pages import (
 )
 from pallas_kernels.tiles import H200, DecodeTiles, Device, decode_tiles
 
-JOIN_AT_ONCE = 32  # partial results that the second kernel reads together
+JOIN_AT_ONCE = 32  # partial results that the second kernel reads per iteration
 
 
 def paged_decode(
@@ -54,11 +54,11 @@ def paged_decode(
 ) -> jax.Array:  # [B, H, D]
     """See `reference.paged_decode`.
 
-    fixed_split_tokens: cut every row's keys at absolute multiples of this many tokens instead of
-    evenly, so that a row's result does not depend on the batch it is in, bit for bit.
-    tiles: how the work is cut; None: as `tiles.decode_tiles` chooses for `device`.
+    fixed_split_tokens: split every row's keys at absolute multiples of this many tokens instead of
+    evenly, so that a row's result is bit-identical in every batch.
+    tiles: tile sizes; None: those that `tiles.decode_tiles` chooses for `device`.
 
-    Raises ValueError for shapes and options that the kernel cannot serve.
+    Raises ValueError for shapes and options that the kernel does not support.
     """
     check_call(q, k_pool, v_pool, k_scales, v_scales, window, soft_cap)
     rows, heads, width = q.shape
@@ -102,7 +102,7 @@ def paged_decode(
 
 
 def _num_splits(tiles: DecodeTiles, context: int, window: int | None) -> int:
-    """Splits of the grid; with a fixed size, as many as the longest row can touch."""
+    """Splits of the grid; with a fixed size, the most that a row's keys can overlap."""
     fixed = tiles.fixed_split_tokens
     if fixed is None:
         return tiles.splits
@@ -113,7 +113,7 @@ def _num_splits(tiles: DecodeTiles, context: int, window: int | None) -> int:
 def _range_of_splits(
     length: jax.Array, tiles: DecodeTiles, splits: int, window: int | None
 ) -> tuple[Any, Any, Any, Any]:
-    """In key blocks: where the row's keys begin and end, where split 0 begins, a split's size."""
+    """Begin and end of the row's keys, begin of split 0, and split size, in units of key blocks."""
     block = tiles.block_tokens
     oldest = 0 if window is None else jnp.maximum(length - window, 0)
     first, end = oldest // block, pl.cdiv(length, block)
@@ -136,7 +136,7 @@ def _walk_one_split(
     splits: int,
     group: int,
 ) -> None:
-    """Attend to the keys of one split; see the module."""
+    """Attend to the keys of one split; see the module docstring."""
     row, kv_head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     scale_refs, out_refs = (refs[:2], refs[2:]) if problem.quantised else ((), refs)
     length = plt.load(lens_ref.at[row])
@@ -193,7 +193,7 @@ def _join(
     dtype: jnp.dtype,
     interpret: bool,
 ) -> jax.Array:  # [B, H, D]
-    """Sum the partial results of every row, weighted to their common maximum."""
+    """Combine the partial results of every row, rescaled to their common maximum."""
     rows, splits, heads, width = acc.shape
     run = pl.pallas_call(
         partial(_join_one_head, tiles=tiles, splits=splits, window=window, width=width),

@@ -1,10 +1,10 @@
 """Paged attention of ragged queries for NVIDIA GPUs, in Pallas' Triton backend.
 
-For prompt chunks and mixed lengths, down to a few tokens a row. A program has a tile of consecutive
-queries of one row with the G heads of one kv head folded in, so that each loaded key serves all of
-them and the product is large enough for wgmma. It walks the row's pages up to the last key that
-its last query sees, with an online softmax in base 2 (arXiv 2307.08691): first the blocks that
-every query sees whole, without masks, then the rest.
+For prompt chunks and mixed lengths, down to a few tokens per row. A program processes a tile of
+consecutive queries of one row, with the G query heads of one kv head as additional tile rows, so
+that each loaded key is used for all of them and the product is large enough for wgmma. It loops
+over the keys up to the last query's position, with an online softmax in base 2 (arXiv 2307.08691):
+first, without masks, over the key blocks that all queries attend to entirely, then over the rest.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def paged_prefill(
     """See `reference.paged_prefill`.
 
     Tiles begin at each row's first query and key blocks at absolute positions, so a row's result
-    does not depend on its neighbours, bit for bit.
+    is bit-identical in every batch.
 
-    tiles: how the work is cut; None: as `tiles.prefill_tiles` chooses for `device`.
+    tiles: tile sizes; None: those that `tiles.prefill_tiles` chooses for `device`.
 
-    Raises ValueError for shapes and options that the kernel cannot serve.
+    Raises ValueError for shapes and options that the kernel does not support.
     """
     check_call(q, k_pool, v_pool, k_scales, v_scales, window, soft_cap)
     tokens, heads, width = q.shape
@@ -97,9 +97,9 @@ def _find_tile(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The row of a tile, the tile's first query, and the end of the row's queries.
 
-    Row b's tiles begin at number `starts[b] // queries + b`: that leaves room for every row's
-    last, partly filled tile without summing over the rows before. Queries of no row, at the end,
-    are the row B.
+    Row b's tiles begin at index `starts[b] // queries + b`: this leaves room for the partly filled
+    last tile of every row without a sum over the preceding rows. Queries after those of all rows
+    belong to row B.
     """
     row_ids = lax.iota(jnp.int32, padded(rows + 1))
     inside = row_ids <= rows
@@ -126,12 +126,12 @@ def _walk_one_tile(
     rows: int,
     group: int,
 ) -> None:
-    """Attend with the queries of one tile; see the module."""
+    """Attend with the queries of one tile; see the module docstring."""
     out_ref, kv_head, layer = refs[-1], pl.program_id(1), layer_ref[0]
     queries, block = tiles.queries(group), tiles.block_tokens
     row, first, end = _find_tile(starts_ref, pl.program_id(0), queries, rows, q_ref.shape[0])
     count = jnp.clip(end - first, 0, queries)
-    known = row < rows  # the queries at the end that belong to no row have no keys
+    known = row < rows  # the queries of no row, at the end, have no keys
     length = jnp.where(known, plt.load(lens_ref.at[jnp.minimum(row, rows - 1)]), 0)
     first_position = jnp.where(known, length - (end - first), -queries)
     last_key = first_position + count  # one past it
@@ -152,7 +152,7 @@ def _walk_one_tile(
         best, total, acc = carry
         keys = index * block + lax.iota(jnp.int32, block)
         exist = keys < last_key
-        if problem.window is not None:  # what no query sees may have been given away
+        if problem.window is not None:  # blocks before the window may have been freed
             exist &= keys > first_position - problem.window
         loaded = problem.load(page_refs, layer, row, kv_head, keys, exist)
         scores = log2_scores(problem, q, loaded)
@@ -163,7 +163,7 @@ def _walk_one_tile(
             scores = jnp.where(seen, scores, NEGATIVE)
         new_best = jnp.maximum(best, scores.max(axis=1))
         weights = jnp.exp2(scores - new_best[:, None])
-        if masked:  # a query that has seen no key yet has NEGATIVE as its best
+        if masked:  # `best` is still NEGATIVE for a query whose keys were all masked so far
             weights = jnp.where(seen, weights, 0.0)
         shrink = jnp.exp2(best - new_best)
         acc = acc * shrink[:, None] + weighted_values(weights, loaded)

@@ -1,8 +1,7 @@
-"""From the product with `qkv` to attention in one launch, in Pallas' Triton backend: rotary
-positions for queries and keys, and keys and values into the pool, in place.
+"""RoPE and the write to the KV pool, in place, in one kernel, in Pallas' Triton backend.
 
-Program (token, kv head) has the G queries, the key and the value of one kv head. XLA would launch
-a rotation and two scatters, four of them with the scales of a one-byte pool.
+Program (token, kv head) processes the G queries, the key and the value of one kv head. XLA would
+launch a rotation and two scatters, or four scatters for a one-byte pool with scales.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.formats import FORMATS, format_of
 from pallas_kernels.pages import check_call, padded, scratch_spec, sum_of_parts
 
-LEAST_NORMAL = 2.0**-6  # of float8_e4m3fn; below it a step is 2**-9
+LEAST_NORMAL = 2.0**-6  # of float8_e4m3fn; subnormals are multiples of 2**-9
 
 
 def rope_write(
@@ -34,9 +33,9 @@ def rope_write(
     dtype: Any,
     interpret: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:  # [S, K, G, D] in `dtype`, pools
-    """See `reference.rope_write`; the pools are updated in place where they are donated.
+    """See `reference.rope_write`; the pools are updated in place if they are donated.
 
-    Raises ValueError for shapes that the kernel cannot serve.
+    Raises ValueError for shapes that the kernel does not support.
     """
     tokens, kv_heads, heads, width = qkv.shape[1:]
     q: Any = jax.ShapeDtypeStruct((tokens, kv_heads, heads - 2, width), dtype)
@@ -69,13 +68,13 @@ def _one_kv_head(
     *refs: Any,
     stored: str | None,
 ) -> None:
-    """Rotate the heads of one token that belong together, and store them; see the module."""
+    """Rotate and store the heads of one token and kv head; see the module docstring."""
     token, kv_head = pl.program_id(0), pl.program_id(1)
     group, width = qkv_ref.shape[3] - 2, qkv_ref.shape[4]
-    q_ref, *pool_refs = refs[len(refs) // 2 :]  # the pools came in, too: as the same memory
+    q_ref, *pool_refs = refs[len(refs) // 2 :]  # pool inputs alias pool outputs
     half, wide = width // 2, lax.iota(jnp.int32, padded(width))
     real, is_low = wide < width, wide < half
-    other = jnp.where(is_low, wide + half, wide - half)  # what this dimension is rotated with
+    other = jnp.where(is_low, wide + half, wide - half)  # the other dimension of the rotated pair
     pair = jnp.where(is_low, wide, other)
     cos = plt.load(cos_ref.at[token, pair], mask=real, other=0.0)
     sin = plt.load(sin_ref.at[token, pair], mask=real, other=0.0)
@@ -95,7 +94,7 @@ def _one_kv_head(
 
     layer, block = layer_ref[0], plt.load(blocks_ref.at[token])
     offset = plt.load(offsets_ref.at[token])
-    exists = block < pool_refs[0].shape[1]  # not so for padding
+    exists = block < pool_refs[0].shape[1]  # False for padding
     for index, values in enumerate((k, v)):
         values = values.astype(q_ref.dtype)
         if stored is not None:
@@ -110,10 +109,10 @@ def _quantised(
     values: jax.Array,  # [D] float32
     name: str,
 ) -> tuple[jax.Array, jax.Array]:  # [D] stored, scalar scale
-    """`formats.quantise` with what Triton has on every GPU: neither `round` nor float8."""
+    """`formats.quantise` with operations that Triton has on every GPU: no `round`, no float8."""
     largest = FORMATS[name].largest
     scale = (jnp.abs(values).max() * jnp.float32(1 / largest)).astype(jnp.bfloat16)
-    # A maximum on a GPU passes over NaN, and the scale of such a vector has to be NaN.
+    # A maximum on a GPU ignores NaN, but the scale of a vector with a NaN must be NaN.
     broken = jnp.where(values != values, 1.0, 0.0).max() > 0
     scale = jnp.where(broken, jnp.nan, scale).astype(jnp.bfloat16)
     scale_or_one = scale.astype(jnp.float32)
@@ -122,17 +121,16 @@ def _quantised(
     if name == "int8":
         return _rounded(scaled).astype(jnp.int8), scale
     size, bits = jnp.abs(scaled), lax.bitcast_convert_type(jnp.abs(scaled), jnp.int32)
-    # Of 23 bits of fraction 3 stay, to the nearest, and to even from the middle between two. The
-    # bias of the exponent becomes 7 instead of 127.
+    # Round the 23 fraction bits to 3, to nearest even, and change the exponent bias from 127 to 7.
     bits = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     bits = jnp.where(size < LEAST_NORMAL, _rounded(size * 2.0**9), bits)
     return (bits | jnp.where(scaled < 0, 0x80, 0)).astype(jnp.uint8), scale
 
 
 def _rounded(values: jax.Array) -> jax.Array:
-    """The nearest integers as int32, to even from the middle; of values up to 2**22.
+    """Round values of magnitude up to 2**22 to int32, to nearest even.
 
-    In the sum a step is one, so that the addition rounds.
+    The spacing of floats at 1.5 * 2**23 is one, so the addition rounds.
     """
     shifted = lax.bitcast_convert_type(values + 1.5 * 2.0**23, jnp.int32)
     return shifted - 0x4B400000  # 1.5 * 2**23

@@ -1,4 +1,4 @@
-"""Decode attention in plain XLA: one query a row."""
+"""Decode attention in plain XLA: one query per row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def paged_decode(
     k_scales: jax.Array | None = None,  # [L, N, K, T]
     v_scales: jax.Array | None = None,  # [L, N, K, T]
 ) -> jax.Array:  # [B, H, D]
-    """One query a row, at the last position of its context; rows of length 0 return zeros.
+    """One query per row, at the last position of its context; rows of length 0 return zeros.
 
     The options are those of `reference.paged_prefill`.
     """
@@ -62,9 +62,9 @@ def _in_batches(
     context_lens: jax.Array,  # [B]
     keys: Keys,
 ) -> jax.Array:  # [B, K, G, D] float32
-    """`attend` for ROWS_AT_ONCE rows at a time, each batch up to its own longest context.
+    """Run `attend` on ROWS_AT_ONCE rows at a time, each batch up to its own longest context.
 
-    Small batches keep the gathered pages in the CPU's cache and waste less on short rows.
+    Small batches keep the gathered pages in the CPU's cache and waste less work on short rows.
     """
     rows = q.shape[0]
 

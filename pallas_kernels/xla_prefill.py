@@ -1,4 +1,4 @@
-"""Prefill attention in plain XLA: ragged queries, cut into tiles."""
+"""Prefill attention in plain XLA: ragged queries, split into tiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pallas_kernels.xla_walk import (
     whole_groups,
 )
 
-TILE_QUERIES = 32  # queries of one row that share a walk over its pages
+TILE_QUERIES = 32  # queries of one row that share a loop over its pages
 TILES_AT_ONCE = 4
 
 
@@ -44,14 +44,14 @@ def paged_prefill(
 ) -> jax.Array:  # [S, H, D]
     """Causal attention of ragged queries over paged keys; see `reference.paged_prefill`.
 
-    Each row's queries are cut into tiles; groups of tiles walk the pages together up to the
-    furthest query among them. Tiles are read and written one by one, where they lie, so what is
-    done depends on the queries that there are and not on how many rows there is room for.
+    Each row's queries are split into tiles; batches of tiles share a loop over the pages up to
+    the last position among their queries. Each tile is sliced from and written to the ragged array
+    directly, so the cost depends on the actual queries and not on the padded number of rows.
     """
     tokens = q.shape[0]
     pages = pages_per_group(k_pool)
     attend = partial(walk, pages=pages, scale=scale, window=window, soft_cap=soft_cap)
-    # Room for the last tiles to reach past the last query.
+    # The last tiles may extend past the last query.
     padded = jnp.pad(q, ((0, TILES_AT_ONCE * TILE_QUERIES), (0, 0), (0, 0)))
     tables = whole_groups(block_tables, k_pool, pages)
     out = per_platform(
@@ -66,13 +66,13 @@ def paged_prefill(
 
 
 class _Tiles(NamedTuple):
-    """Queries of one row each that share a walk over its pages."""
+    """M tiles; each holds queries of one row that share a loop over its pages."""
 
     starts: jax.Array  # [M], the first query
-    positions: jax.Array  # [M, TILE_QUERIES]; -1 of padding
+    positions: jax.Array  # [M, TILE_QUERIES]; -1 for padding
     context_lens: jax.Array  # [M], up to the last query
     tables: jax.Array  # [M, P]
-    batches: jax.Array  # scalar: of TILES_AT_ONCE, in use
+    batches: jax.Array  # scalar, number of batches of TILES_AT_ONCE tiles in use
 
 
 def _in_tiles(
@@ -81,7 +81,7 @@ def _in_tiles(
     tiles: _Tiles,
     keys: Keys,
 ) -> jax.Array:  # as padded, in its type
-    """`attend` for TILES_AT_ONCE tiles at a time."""
+    """Run `attend` on TILES_AT_ONCE tiles at a time."""
     heads, kv_heads = padded.shape[1], keys.k_pool.shape[2]
 
     def one_batch(index: jax.Array, out: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def _in_tiles(
             [slice_rows(padded, start, TILE_QUERIES) for start in starts], kv_heads
         )
         part = _queries_first(attend(queries, keys, tables, positions, lens), heads)
-        # In ascending order: what a tile writes past its row's end, the next row's overwrites.
+        # In ascending order: the next row's tiles overwrite what a tile writes past its row's end.
         for start, tile in zip(starts, part, strict=True):
             out = put_rows(out, tile.astype(out.dtype), start)
         return out
@@ -107,10 +107,10 @@ def _tiles(
     tables: jax.Array,  # [B, P]
     tokens: int,
 ) -> _Tiles:
-    """Every row's queries, cut into tiles.
+    """Split every row's queries into tiles.
 
-    There are enough tiles for any split of `tokens` queries over the rows, in whole batches; those
-    past the number in use begin where all queries end, or later.
+    The number of tiles is a multiple of TILES_AT_ONCE and sufficient for any distribution of
+    `tokens` queries over the rows; unused tiles begin at or after the end of all queries.
     """
     rows = query_starts.shape[0] - 1
     most = min(tokens, tokens // TILE_QUERIES + rows)
@@ -134,7 +134,7 @@ def _tiles(
 
 
 def _heads_first(tiles: Sequence[jax.Array], kv_heads: int) -> jax.Array:  # [B, K, M, D]
-    """From tiles of [queries, H, D]; M is queries x G."""
+    """Stack tiles of [queries, H, D] and transpose the heads first; M is queries x G."""
     stacked = jnp.stack(tiles)
     count, queries, heads, width = stacked.shape
     grouped = stacked.reshape(count, queries, kv_heads, heads // kv_heads, width)
@@ -142,7 +142,7 @@ def _heads_first(tiles: Sequence[jax.Array], kv_heads: int) -> jax.Array:  # [B,
 
 
 def _queries_first(tiles: jax.Array, heads: int) -> jax.Array:  # [B, queries, H, D]
-    """Undoes `_heads_first`."""
+    """The inverse of `_heads_first`."""
     count, kv_heads, _, width = tiles.shape
     grouped = tiles.reshape(count, kv_heads, -1, heads // kv_heads, width)
     return grouped.transpose(0, 2, 1, 3, 4).reshape(count, -1, heads, width)

@@ -1,4 +1,4 @@
-"""Writing keys and values into the pool, in plain XLA."""
+"""Writes of keys and values to the KV pool, in plain XLA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_kv(
     offsets: jax.Array,  # [S]
     values: jax.Array,  # [S, K, D], or [S, K]
 ) -> jax.Array:  # as pool
-    """Put the values at (layer, block, :, offset); blocks outside of 0 ... N - 1 are dropped."""
+    """Write the values at (layer, block, :, offset); blocks outside [0, N) are dropped."""
     at = pool.at[layer, blocks, :, offsets]
     return at.set(values.astype(pool.dtype), mode="drop", wrap_negative_indices=False)
 
@@ -27,7 +27,7 @@ def write_quantised(
     offsets: jax.Array,  # [S]
     values: jax.Array,  # [S, K, D]
 ) -> tuple[jax.Array, jax.Array]:
-    """`write_kv` of the values in the pool's one-byte format, and of their scales."""
+    """Quantise the values to the pool's one-byte format and write them and their scales."""
     stored, new = quantise(values, str(format_of(pool)))
     at = (layer, blocks, offsets)
     return write_kv(pool, *at, stored), write_kv(scales, *at, new)

@@ -1,4 +1,4 @@
-"""What a model looks like: its shape, its rotary frequencies, read from a `config.json`.
+"""The architecture of a model: its shape and rotary frequencies, read from a `config.json`.
 
 Imports `checks` and the standard library.
 """

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face `config.json`, checked one by one."""
+"""Checked access to the fields of a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pagedjax.checks.values import (
 )
 
 
-def refuse_other_mathematics(config: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError for a choice that no family implements."""
+def check_supported(config: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError for a field value that no family implements."""
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise NotImplementedError(
@@ -25,34 +25,34 @@ def refuse_other_mathematics(config: Mapping[str, Any]) -> None:
 
 
 def required(config: Mapping[str, Any], name: str) -> Any:
-    """The field, or ValueError if it is missing or null."""
+    """The value of a field; raises ValueError if it is missing or null."""
     if config.get(name) is None:
         raise ValueError(f"the model's config has no {name!r}")
     return config[name]
 
 
 def value_or(value: Any, default: Any) -> Any:
-    """`default` for None."""
+    """`value`, or `default` if it is None."""
     return default if value is None else value
 
 
 def eos_ids(given: Any, vocab_size: int) -> tuple[int, ...]:
-    """None, an id or a list of ids as a tuple; ValueError if one can never be drawn."""
+    """Convert None, an id or a list of ids to a tuple; ValueError for ids not in the vocabulary."""
     ids = () if given is None else plain_list([given] if is_int(plain_number(given)) else given)
     if not isinstance(ids, list | tuple) or not all(
         is_int(each) and 0 <= each < vocab_size for each in ids
     ):
         raise ValueError(
-            f"eos_token_id={given!r} must be an id from 0 to {vocab_size - 1}, the vocabulary's "
-            "last, a list of such ids, or null"
+            f"eos_token_id={given!r} must be an id from 0 to {vocab_size - 1} (the last of the "
+            "vocabulary), a list of such ids, or null"
         )
     return tuple(ids)
 
 
 def boolean(config: Mapping[str, Any], name: str) -> bool:
-    """A true or false of the config; False where it is missing or null.
+    """A boolean field of the config; False if it is missing or null.
 
-    Raises ValueError for anything else: `"false"`, a string, would count as true.
+    Raises ValueError for other values, since the string `"false"` would count as true.
     """
     value = config.get(name)
     if value is not None and not isinstance(value, bool):

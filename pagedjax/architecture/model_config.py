@@ -1,4 +1,4 @@
-"""The shape of one model: frozen, hashable, validated when made."""
+"""The shape of a model: frozen, hashable, validated when constructed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from pagedjax.architecture.hf_fields import (
     boolean,
+    check_supported,
     eos_ids,
-    refuse_other_mathematics,
     required,
     value_or,
 )
@@ -24,10 +24,10 @@ from pagedjax.checks.values import (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of one LLaMA-architecture model. Names follow Hugging Face, counts are `num_*`.
+    """Shape of a LLaMA-architecture model. Names follow Hugging Face; counts are `num_*`.
 
-    Letters in the shapes of the whole project: L = num_layers, E = hidden_size, H = num_heads,
-    K = num_kv_heads, G = H / K, D = head_dim, F = intermediate_size, V = vocab_size.
+    Letters in shape comments: L = num_layers, E = hidden_size, H = num_heads, K = num_kv_heads,
+    G = H / K, D = head_dim, F = intermediate_size, V = vocab_size.
     """
 
     vocab_size: int
@@ -69,20 +69,20 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """G, the query heads that share one kv head."""
+        """G, the number of query heads that share one kv head."""
         return self.num_heads // self.num_kv_heads
 
     @classmethod
     def from_hf(
         cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
     ) -> ModelConfig:
-        """Make a ModelConfig from a Hugging Face `config.json` as a dict.
+        """Make a ModelConfig from the dict of a Hugging Face `config.json`.
 
-        `eos_token_id` of `generation_config` wins over the one of `config`, as in Hugging Face.
-        Raises ValueError for a missing or impossible value and NotImplementedError for an
-        architecture choice that would change the mathematics.
+        `eos_token_id` of `generation_config` takes precedence over that of `config`, as in Hugging
+        Face. Raises ValueError for a missing or invalid value and NotImplementedError for an
+        unsupported architecture.
         """
-        refuse_other_mathematics(config)
+        check_supported(config)
         heads = positive_int("num_heads", required(config, "num_attention_heads"))
         hidden = positive_int("hidden_size", required(config, "hidden_size"))
         eos = (generation_config or {}).get("eos_token_id")

@@ -1,4 +1,4 @@
-"""Rotary embedding frequencies as a model's config describes them."""
+"""The rotary embedding parameters of a model's config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROPE_TYPES = ("default", "llama3")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary embedding frequencies (RoFormer, arXiv 2104.09864; `llama3`: arXiv 2407.21783).
+    """Rotary embedding parameters (RoFormer, arXiv 2104.09864; `llama3`: arXiv 2407.21783).
 
     theta: base of the geometric series of wavelengths.
     rope_type: "default", or "llama3", which divides the low frequencies by `factor` and blends
@@ -47,7 +47,7 @@ class RopeScaling:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeScaling:
-        """Read `rope_parameters` or `rope_scaling` (nested) and `rope_theta` (either place)."""
+        """Read the nested `rope_parameters` or `rope_scaling`, and `rope_theta` in or beside it."""
         nested = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         rope_type = nested.get("rope_type") or nested.get("type") or "default"
         if rope_type not in ROPE_TYPES:

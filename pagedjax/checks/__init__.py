@@ -1,4 +1,4 @@
-"""Checks of what users give, and how a command ends when something is wrong.
+"""Validation of user input, error reporting of commands, and a fair lock.
 
-Imports the standard library alone.
+Imports only the standard library.
 """

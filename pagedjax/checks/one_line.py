@@ -1,4 +1,4 @@
-"""How commands end when something is wrong: one line on stderr and a non-zero status."""
+"""Error reporting of commands: one line on stderr and a non-zero exit status."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-# These say what is wrong by themselves.
+# Their messages are clear without the name of the type.
 CLEAR = (OSError, ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 def exit_status(command: Callable[[], None], debug: bool) -> int:
-    """Run `command`; 0 if it returns, else 1 after one line, or its traceback with `debug`.
+    """Run `command`; return 0, or 1 (130 if interrupted) after printing a one-line error.
 
-    What stdout cannot encode is printed as an escape and ends nothing.
+    debug: let exceptions propagate, to show their traceback.
+
+    Characters that stdout cannot encode are printed as escapes.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -34,7 +36,7 @@ def exit_status(command: Callable[[], None], debug: bool) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """One line that says what is wrong; for an error without a text its type, place and cause."""
+    """Describe `error` in one line; an error without a message by its type, place and cause."""
     name = type(error).__name__
     text = " ".join(str(error).split())
     if text:
@@ -49,7 +51,7 @@ def describe(error: BaseException) -> str:
 
 
 def no_device(platforms: str) -> str:
-    """What to say when jax has no device of `platforms`, for which it has no words itself."""
+    """The message for jax having no device of `platforms`, since jax's own error has none."""
     return (
         f"JAX_PLATFORMS={platforms}: jax finds no such device; unset it, or install jax[cuda13] "
         "on a machine with a GPU"
@@ -59,7 +61,7 @@ def no_device(platforms: str) -> str:
 def _finds_nothing(jax: ModuleType) -> bool:
     try:
         jax.devices()
-    except AssertionError:  # the frames of the first one do not tell: jax cuts its own off
+    except AssertionError:  # the first error's traceback cannot tell, as jax filters its frames
         return bool(jax.config.jax_platforms)
     except Exception:
         return False
@@ -67,6 +69,6 @@ def _finds_nothing(jax: ModuleType) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """Where `error` was raised, as `file.py:line`; empty if it never was."""
+    """Where `error` was raised, as `file.py:line`; empty if it was never raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

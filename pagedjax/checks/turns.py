@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they ask for it."""
+"""A lock that is acquired in the order of requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import TracebackType
 
 
 class Turns:
-    """A reentrant lock, first come, first served.
+    """A reentrant lock with first-come, first-served order.
 
-    `threading.RLock` lets a thread that releases and asks again overtake those that wait, so one
-    thread that steps an engine in a loop would keep all others out until it is done.
+    With `threading.RLock`, a thread that releases and reacquires the lock overtakes waiting
+    threads, so a thread that steps an engine in a loop would block all others until it is done.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,15 @@ class Turns:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Wake the first thread that waits; until it runs, the lock counts as owned."""
+        """Wake the first waiting thread; until it runs, the lock counts as owned."""
         if self._waiting:
-            self._owner = -1  # of no thread
+            self._owner = -1  # not a thread's id
             self._waiting.popleft().release()
         else:
             self._owner = None
 
     def _give_up(self, turn: threading.Lock) -> None:
-        """Leave the queue; pass the lock on if it was handed over meanwhile."""
+        """Leave the queue; pass the lock on if it has been handed over in the meantime."""
         with self._guard:
             if turn in self._waiting:
                 self._waiting.remove(turn)

@@ -1,4 +1,4 @@
-"""The devices an engine runs on: its mesh, and facts about the CPU.
+"""The devices an engine runs on: its mesh, the entry of host calls, CPU features.
 
-Imports jax.
+Imports jax and `checks`.
 """

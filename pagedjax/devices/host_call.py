@@ -1,4 +1,4 @@
-"""How a call from user code enters an engine: checked, one thread at a time, in our own settings.
+"""Entry of user calls to an engine: checked, one thread at a time, with the engine's JAX settings.
 
 The engine compiles for explicit shapes, types and devices. JAX settings of the caller that would
 change them (a context mesh, 64-bit types, a transfer guard, disabled jit) do not apply inside.
@@ -22,7 +22,7 @@ _AT_REST = get_opaque_trace_state(convention="nnx")  # outside any jit, grad, vm
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """JAX as the engine expects it, for this thread."""
+    """Set the JAX configuration that the engine expects, for this thread."""
     with (
         jax.set_mesh(None),
         jax.enable_x64(False),
@@ -54,7 +54,7 @@ def check_not_traced() -> None:
 
 
 class Caller:
-    """Who may call an engine: the process that made it, one thread at a time."""
+    """Admits calls to an engine from the process that made it, one thread at a time."""
 
     def __init__(self) -> None:
         check_not_traced()
@@ -63,7 +63,7 @@ class Caller:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the engine, in the engine's own JAX settings.
+        """Hold the engine's lock and apply the engine's JAX settings.
 
         Raises RuntimeError inside a JAX transformation, and in a process that was forked after the
         engine was made: XLA's threads do not exist there, so the call would hang.
@@ -71,7 +71,7 @@ class Caller:
         check_not_traced()
         if os.getpid() != self._process_id:
             raise RuntimeError(
-                f"this engine was made in process {self._process_id} and this is process "
+                f"this engine was made in process {self._process_id}, but this is process "
                 f"{os.getpid()}, forked from it; make the engine in the child, or start the child "
                 "with the multiprocessing method 'spawn'"
             )
@@ -92,7 +92,7 @@ class InProcess:
 
 
 class HasCaller(Protocol):
-    """An object whose methods are host calls."""
+    """An object with methods decorated by `host_call`."""
 
     caller: Caller
 
@@ -100,7 +100,7 @@ class HasCaller(Protocol):
 def host_call[T: HasCaller, **P, R](
     method: Callable[Concatenate[T, P], R],
 ) -> Callable[Concatenate[T, P], R]:
-    """Run a method in its object's `Caller.turn`."""
+    """Decorate a method to run within its object's `Caller.turn`."""
 
     @wraps(method)
     def run(self: T, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""What the processor of this machine can do, where that decides which way to compute is fast."""
+"""CPU features that determine which implementation is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def field(*names: str) -> str:
-    """The first value of any of the fields in Linux' description of the CPUs; empty elsewhere."""
+    """The first value of any of these fields in /proc/cpuinfo; empty if there is none."""
     try:
         text = CPU_INFO.read_text(encoding="utf-8")
     except OSError:
@@ -20,5 +20,5 @@ def field(*names: str) -> str:
 
 @cache
 def instruction_sets() -> frozenset[str]:
-    """Their names, as Linux lists them; none where it is no Linux."""
+    """The names of the CPU's features as Linux lists them; empty on other systems."""
     return frozenset(field("flags", "Features").split())

@@ -1,4 +1,4 @@
-"""The device mesh: it always exists, with one axis `tp`, of size 1 by default."""
+"""The device mesh, which every engine has: one axis `tp`, of size 1 by default."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pagedjax.checks.one_line import no_device
 
 
 def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mesh:
-    """The engine's mesh over the devices of `mesh`; None: over `device`, or the first there is.
+    """The engine's mesh over the devices of `mesh`, else over `device`, else over jax's first one.
 
-    Its axis is Auto, whatever that of `mesh` is: an Explicit one would be part of all arrays'
-    types. Raises TypeError and ValueError for what is no mesh with just an axis `tp`,
-    NotImplementedError when it is longer than 1, and ValueError where jax has no device.
+    Its axis type is Auto, independent of `mesh`: an Explicit axis would be part of all arrays'
+    types. Raises TypeError or ValueError if `mesh` is not a mesh with the single axis `tp`,
+    NotImplementedError if its size is not 1, and ValueError if jax has no device.
     """
     if mesh is None:
         devices = np.array([device or _first_device()])
     elif not isinstance(mesh, Mesh):
         raise TypeError(f"mesh={mesh!r} must be a jax.sharding.Mesh with an axis 'tp', or None")
     elif tuple(mesh.axis_names) != ("tp",):
-        raise ValueError(f"mesh axes are {tuple(mesh.axis_names)}; the engine needs just ('tp',)")
+        raise ValueError(f"mesh axes are {tuple(mesh.axis_names)}; the engine needs ('tp',)")
     elif mesh.size != 1:
         raise NotImplementedError(f"mesh of {mesh.size} devices; supported: a mesh of size 1")
     else:
@@ -32,7 +32,7 @@ def make_mesh(mesh: Mesh | None = None, device: jax.Device | None = None) -> Mes
 def _first_device() -> jax.Device:
     try:
         return jax.devices()[0]
-    except AssertionError as error:  # of jax itself, without a word
+    except AssertionError as error:  # raised by jax without a message
         raise ValueError(no_device(jax.config.jax_platforms or "")) from error
 
 

@@ -1,4 +1,4 @@
-"""The parts of a transformer layer, the paged pool, and the seam to the attention kernels.
+"""The parts of a transformer layer, the paged KV pool, and the interface to the attention kernels.
 
-Imports `pallas_kernels`, `devices`, `config`.
+Imports `pallas_kernels`, `architecture`, `devices` and `config`.
 """

@@ -1,7 +1,6 @@
-"""The seam between models and kernels: rotates, writes keys and values, then attends, over the
-mesh.
+"""The interface between models and kernels: apply RoPE, write keys and values, attend.
 
-Which implementation runs is decided here, when the step is traced.
+Runs over the mesh. The implementation is chosen here, when the step is traced.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOSAIC_WIDTHS = (64, 128, 256)
 
 
 class Kernels(NamedTuple):
-    """The attention ops of one implementation; see `pallas_kernels.reference`."""
+    """The operations of one attention implementation; see `pallas_kernels.reference`."""
 
     rope_write: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
     paged_decode: Callable[..., jax.Array]
@@ -38,8 +37,7 @@ def _xla(_: Device) -> Kernels:
 
 
 def _pallas(device: Device, interpret: bool = False) -> Kernels:
-    # Imported where they are asked for: Pallas' GPU backends are of no use on a CPU, and slow to
-    # import.
+    # Imported on demand: Pallas' GPU backends are slow to import and not needed on CPU.
     from pallas_kernels import triton_decode, triton_prefill, triton_rope_write
 
     options: dict[str, Any] = {"device": device, "interpret": interpret}
@@ -66,7 +64,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Device], Kernels]] = {
 
 @struct.dataclass
 class AttentionInputs:
-    """Where this step's tokens go and what they may read; the same for every layer.
+    """The positions this step's tokens write and the context they read; the same for every layer.
 
     S = Bd + Sp tokens: decode rows first, then the ragged section, as in `batch.StepBatch`.
     """
@@ -76,16 +74,16 @@ class AttentionInputs:
     tables: jax.Array  # [Bp, P]
     context_lens: jax.Array  # [Bp]
     query_starts: jax.Array  # [Bp + 1]
-    write_blocks: jax.Array  # [S]; N for tokens of padding
+    write_blocks: jax.Array  # [S]; N for padding tokens
     write_offsets: jax.Array  # [S]
 
 
 def resolve(
     attention: str, device: jax.Device, block_size: int, kv_dtype: str, head_dim: int
 ) -> str:
-    """The implementation that "auto" or an explicit name stands for on this device.
+    """Return the attention implementation that `attention` selects on this device.
 
-    Raises ValueError for a named one that cannot run, with the reason and what to use instead.
+    Raises ValueError if a named implementation cannot run, with the reason and an alternative.
     """
     if attention == "auto":
         obstacle = _obstacle("pallas", device, block_size, kv_dtype, head_dim)
@@ -98,7 +96,7 @@ def resolve(
 def _obstacle(
     name: str, device: jax.Device, block_size: int, kv_dtype: str, head_dim: int
 ) -> str | None:
-    """Why the implementation cannot run there, and the remedy; None if it can."""
+    """Why the implementation cannot run on `device`, and what to use instead; None if it can."""
     if name == "xla":
         return None
     capability = compute_capability(device) or (0, 0)
@@ -137,11 +135,12 @@ def rotate_write_attend(
     implementation: str,
     mesh: Mesh,
 ) -> tuple[jax.Array, KVCache]:  # [S, K, G, D]
-    """Write the keys and values of the step's tokens, then let each attend to its context.
+    """Write the keys and values of the step's tokens, then attend to each token's context.
 
-    qkv: parts of a product, of which the sum over A counts (`layer_ops.LayerOps`).
+    qkv: partial sums of a product; their sum over A is used (`ops.LayerOps`).
 
-    Runs in `shard_map` over `tp`: each device has its kv heads' pages, and needs no other's.
+    Runs in `shard_map` over `tp`: each device holds the blocks of its own kv heads and needs no
+    communication.
     """
     kernels = IMPLEMENTATIONS[implementation](device_of(mesh.devices.flat[0]))
     run = jax.shard_map(
@@ -155,7 +154,7 @@ def rotate_write_attend(
 
 
 def _on_one_device(
-    qkv: jax.Array,  # [A, S, K, G + 2, D], K being this device's share from here on
+    qkv: jax.Array,  # [A, S, K, G + 2, D]; from here on K is this device's share
     rotation: tuple[jax.Array, jax.Array],
     cache: KVCache,
     layer: jax.Array,
@@ -205,7 +204,7 @@ def _rope_write(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """`reference.rope_write` in plain XLA."""
     qkv = qkv.sum(axis=0)
-    heads = qkv[:, :, :-1]  # a value has no position
+    heads = qkv[:, :, :-1]  # values are not rotated
     flat = heads.reshape(heads.shape[0], -1, heads.shape[-1])
     rotated = apply_rope(flat, cos, sin).reshape(heads.shape).astype(dtype)
     k, v, at = rotated[:, :, -1], qkv[:, :, -1].astype(dtype), (layer, blocks, offsets)

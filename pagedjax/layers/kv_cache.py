@@ -1,4 +1,4 @@
-"""The paged pool of keys and values on the device, and the arithmetic of its size."""
+"""The paged KV pool on the device, and the computation of its size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pagedjax.config import EngineConfig
 from pagedjax.devices.mesh import sharding
 from pallas_kernels.formats import FORMATS, SCALE_DTYPE
 
-POOL_SPEC = PartitionSpec(None, None, "tp")  # kv heads are divided over the mesh
+POOL_SPEC = PartitionSpec(None, None, "tp")  # kv heads are sharded over the mesh
 CPU_POOL_BYTES = 4 << 30
 
 
 @struct.dataclass
 class KVCache:
-    """One stacked pool each for keys and values; passed whole, never sliced by layer.
+    """Stacked pools for keys and values of all layers; passed whole, never sliced by layer.
 
-    One-byte formats (`pallas_kernels.formats`) have a scale per token and kv head.
+    One-byte formats (`pallas_kernels.formats`) have one scale per token and kv head.
     """
 
     k: jax.Array  # [L, N, K, T, D]
@@ -34,19 +34,19 @@ class KVCache:
 
     @property
     def num_blocks(self) -> int:
-        """N."""
+        """N, the number of blocks in the pool."""
         return self.k.shape[1]
 
     @property
     def block_size(self) -> int:
-        """T."""
+        """T, the number of tokens per block."""
         return self.k.shape[3]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: str) -> int:
-    """Bytes that one block takes: keys, values and scales of all layers and kv heads.
+    """Bytes per block: keys, values and scales of all layers and kv heads.
 
-    dtype: of the KV cache: a float's name, "int8" or "fp8".
+    dtype: the KV cache dtype: a float dtype's name, "int8" or "fp8".
     """
     vectors = 2 * config.num_layers * config.num_kv_heads * block_size
     if dtype not in FORMATS:
@@ -58,14 +58,14 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: str) -> int:
 def pool_shape(
     config: ModelConfig, num_blocks: int, block_size: int
 ) -> tuple[int, int, int, int, int]:
-    """`[L, N, K, T, D]`."""
+    """Shape of the key pool and of the value pool: `[L, N, K, T, D]`."""
     return (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
 
 
 def make_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: str, mesh: Mesh
 ) -> KVCache:
-    """An empty pool, divided over `mesh`. dtype: as in `block_bytes`."""
+    """Allocate a zeroed pool, sharded over `mesh`. dtype: as in `block_bytes`."""
     shape, placed = pool_shape(config, num_blocks, block_size), sharding(mesh, POOL_SPEC)
 
     def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -85,7 +85,7 @@ def copy_blocks(
     sources: jax.Array,  # [C]
     targets: jax.Array,  # [C]; N for padding
 ) -> KVCache:
-    """Copy whole blocks in all layers; all are read before any is written."""
+    """Copy whole blocks in all layers; all sources are read before any target is written."""
 
     def copied(pool: jax.Array) -> jax.Array:
         blocks = jnp.take(pool, sources, axis=1, mode="clip")
@@ -101,11 +101,11 @@ def choose_num_blocks(
     device: jax.Device,
     temporary_bytes: Callable[[], int],
 ) -> int:
-    """N: `num_blocks`, else what fits `kv_cache_bytes`, else what fits the device.
+    """N: `num_blocks` if set, else the blocks that fit `kv_cache_bytes`, else the device's memory.
 
-    On a GPU that is its memory limit (not what happens to be free) times `gpu_memory_utilization`,
-    less the bytes in use and the temporaries of the largest step. On a CPU it is 4 GiB, or less
-    if `max_num_seqs` requests of full length need less.
+    The memory available on a GPU is its memory limit (not the currently free memory) times
+    `gpu_memory_utilization`, less the bytes in use and the temporaries of the largest step. On a
+    CPU it is 4 GiB, or less if `max_num_seqs` requests of full length need less.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -118,8 +118,7 @@ def choose_num_blocks(
         memory = device.memory_stats()
         if not memory or "bytes_limit" not in memory:
             raise ValueError(
-                f"{device.device_kind} tells nothing about its memory; give num_blocks or "
-                "kv_cache_bytes"
+                f"{device.device_kind} does not report its memory; set num_blocks or kv_cache_bytes"
             )
         limit = int(memory["bytes_limit"] * config.gpu_memory_utilization)
         available = limit - memory["bytes_in_use"] - temporary_bytes()
@@ -132,13 +131,15 @@ def choose_num_blocks(
 
 
 def addressable_blocks(config: EngineConfig, num_blocks: int, block_elements: int) -> int:
-    """The largest pool of one-byte elements up to `num_blocks` that Pallas' Triton can address.
+    """The largest one-byte pool of at most `num_blocks` blocks that Pallas' Triton can address.
 
-    The lowering takes 64-bit offsets for arrays of more than 2**32 bytes and signed 32-bit ones
+    The lowering uses 64-bit offsets for arrays of more than 2**32 bytes and signed 32-bit offsets
     for all others (`_compute_offsets_from_indices`), which overflow past 2**31 elements. Only
-    one-byte elements can be in between. block_elements: of a block's keys, on one device.
+    arrays of one-byte elements can lie in between.
 
-    Raises ValueError if that is not the number that the config asks for.
+    block_elements: elements of one block's keys on one device.
+
+    Raises ValueError if the config asks for a number of blocks that cannot be addressed.
     """
     if not 2**31 < num_blocks * block_elements <= 2**32:
         return num_blocks

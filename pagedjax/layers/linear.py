@@ -1,4 +1,4 @@
-"""Products with a weight stored `[out, in]`, accumulated in float32."""
+"""Matrix products with weights stored `[out, in]`, accumulated in float32."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def linear(
 ) -> jax.Array:  # [S, *out] float32
     """Product with a weight stored `[out, in]`, accumulated and returned in float32.
 
-    same_for_all_rows: not to choose, on CPU, another form of the product for few rows, which is
-    faster and rounds otherwise.
+    same_for_all_rows: on CPU, do not switch for few rows to another form of the product, which is
+    faster but rounds differently.
 
-    Axes that are not the outermost, such as F of `gate_up [2, F, E]`, may be divided over devices,
-    so the weight keeps its axes. XLA on CPU would then transpose and copy it at every step: there
-    it is viewed as a matrix.
+    The weight keeps its axes, because one that is not outermost, such as F of `gate_up [2, F, E]`,
+    may be sharded over devices. On CPU it is reshaped to a matrix, since XLA would otherwise
+    transpose and copy it at every step.
     """
     flat = partial(_flat_product, same_for_all_rows=same_for_all_rows)
     y = lax.platform_dependent(x.astype(weight.dtype), weight, cpu=flat, default=_product)
@@ -42,7 +42,7 @@ def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
         weight,
         contracted,
         preferred_element_type=jnp.float32,
-        # Without it a GPU rounds float32 operands to TF32, at an error of 3e-4.
+        # By default a GPU rounds float32 operands to TF32, with an error of 3e-4.
         precision=lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
     )
 
@@ -52,7 +52,7 @@ def _flat_product(x: jax.Array, weight: jax.Array, same_for_all_rows: bool) -> j
     flat = x.reshape(x.shape[0], -1)
     matrix = weight.reshape(math.prod(out_shape), flat.shape[1])
     if not same_for_all_rows and _weights_go_left(x.shape[0], weight.dtype, instruction_sets()):
-        # Without the barrier XLA would turn the transposed product back.
+        # Without the barrier XLA would undo the transposition of the product.
         y = lax.optimization_barrier(_product(matrix, flat)).T
     else:
         y = _product(flat, matrix)
@@ -60,11 +60,11 @@ def _flat_product(x: jax.Array, weight: jax.Array, same_for_all_rows: bool) -> j
 
 
 def _weights_go_left(rows: int, dtype: jnp.dtype, instruction_sets: frozenset[str]) -> bool:
-    """Where XLA's product on CPU is faster with the weights as its left side.
+    """Whether XLA's product on CPU is faster with the weights as the left operand.
 
-    It repacks its right side, which few rows do not pay for: measured, float32 takes 0.5 to 0.8
-    of the time up to 64 rows, bfloat16 0.85 to 1 from 16 to 32 and more outside; without AVX-512
-    bfloat16 takes 0.8 to 1 from 8 to 48.
+    XLA repacks the right operand, which does not pay off for few rows. Measured time relative to
+    weights on the right: float32 0.5 to 0.8 up to 64 rows; bfloat16 0.85 to 1 from 16 to 32 rows
+    and above 1 outside; bfloat16 without AVX-512 0.8 to 1 from 8 to 48 rows.
     """
     if dtype == jnp.float32:
         return rows <= 64

@@ -1,8 +1,8 @@
-"""What a model calls for all of a layer but its activation, over the mesh.
+"""The operations of a layer, other than its activation, that a model calls; over the mesh.
 
-On a GPU the launches between the products of a small batch cost time of their own, so kernels do
-in one what takes XLA several: `product` leaves the sum of its parts to its reader, and that reader
-also makes the norm, or rotates and writes into the pool.
+For small batches on a GPU the kernel launches between the matrix products take significant time,
+so kernels fuse what XLA would launch separately: `product` returns partial sums, and the kernel
+that reads them adds them up and also computes the norm, or applies RoPE and writes the pool.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pallas_kernels.tiles import device_of, product_splits
 
 
 class LayerOps(NamedTuple):
-    """Of one implementation.
+    """The layer operations of one implementation.
 
     linear: `layers.linear`, `(x [S,*in], weight [*out,*in], bias or None) -> [S,*out]`.
-    product: `(x [S,*in], weight [*out,*in], bias [*out] or None) -> [A,S,*out]`, float32 parts of
-        `layers.linear`, of which the sum over A is the product.
-    add_norm: `(x [S,E], parts [A,S,E] or None, weight [E], eps)` -> the residual stream with what
-        a product adds to it, float32, and its norm in the weight's dtype.
+    product: `(x [S,*in], weight [*out,*in], bias [*out] or None) -> [A,S,*out]`, float32 partial
+        sums; their sum over A is the result of `layers.linear`.
+    add_norm: `(x [S,E], parts [A,S,E] or None, weight [E], eps)` -> x plus the sum of `parts`, in
+        float32, and the RMS norm of that in the weight's dtype.
     attend: `(qkv [A,S,K,G+2,D], rotation, cache, layer, inputs, dtype) -> (out [S,K,G,D], cache)`,
         `attention.rotate_write_attend`.
     """
@@ -44,21 +44,21 @@ class LayerOps(NamedTuple):
 
 
 def layer_ops(implementation: str, mesh: Mesh, batch_invariant: bool = False) -> LayerOps:
-    """Those of an implementation that `attention.resolve` returned.
+    """The operations of an implementation that `attention.resolve` returned.
 
-    batch_invariant: a row's result does not depend on how many rows there are, but for the number
-    of them being in the class that `invariance` finds.
+    batch_invariant: a row's result does not depend on the number of rows, provided that it is at
+    least the minimum that `step.invariance` finds.
     """
     attend = partial(rotate_write_attend, implementation=implementation, mesh=mesh)
     if implementation == "xla":
         product = partial(linear, same_for_all_rows=batch_invariant)
         return LayerOps(product, partial(_product, linear=product), _add_norm, attend)
     assert not batch_invariant, "refused by EngineConfig"
-    from pallas_kernels import triton_add_norm  # slow to import, and of no use on a CPU
+    from pallas_kernels import triton_add_norm  # slow to import, not needed on CPU
 
     kernel = partial(triton_add_norm.add_norm, interpret=implementation == "pallas_interpret")
     product = partial(_product, linear=linear)
-    if mesh.size == 1:  # on several, devices would exchange all parts and not their sum
+    if mesh.size == 1:  # several devices would exchange all parts instead of their sum
         product = partial(_split_product, cores=device_of(mesh.devices.flat[0]).cores)
     return LayerOps(linear, product, partial(_fused_add_norm, kernel=kernel, mesh=mesh), attend)
 
@@ -80,7 +80,7 @@ def _split_product(
     *,
     cores: int,
 ) -> jax.Array:  # [A, S, *out]
-    """Cut along the inputs where XLA would do so too, and then launch a sum."""
+    """Split the product along its inputs where XLA would also split it and launch a sum kernel."""
     rows, inputs = x.shape[0], math.prod(x.shape[1:])
     outputs = weight.size // inputs
     splits = product_splits(rows, outputs, inputs, cores)
@@ -117,7 +117,7 @@ def _fused_add_norm(
     kernel: Callable[..., tuple[jax.Array, jax.Array]],
     mesh: Mesh,
 ) -> tuple[jax.Array, jax.Array]:
-    """In `shard_map`, since XLA cannot look into a kernel: every device has whole rows."""
+    """Run in `shard_map`, since XLA cannot partition a kernel; every device holds whole rows."""
     if parts is None:
         return _add_norm(x, None, weight, eps)
     run = jax.shard_map(

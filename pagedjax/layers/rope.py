@@ -14,9 +14,10 @@ from pagedjax.architecture.rope_scaling import RopeScaling
 def rope_frequencies(rope: RopeScaling, head_dim: int) -> np.ndarray:  # [D / 2] float32
     """Radians per position of each pair of dimensions, after the scaling of `rope`.
 
-    `llama3` (arXiv 2407.21783 and its released weights): wavelengths shorter than
-    original / high_freq_factor stay, those longer than original / low_freq_factor are divided by
-    `factor`, and between them the two are blended linearly in original / wavelength.
+    `llama3` (arXiv 2407.21783 and its released weights): frequencies of wavelengths shorter than
+    original / high_freq_factor are kept, those of wavelengths longer than
+    original / low_freq_factor are divided by `factor`, and those in between are a blend of the two
+    that is linear in original / wavelength.
     """
     plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.rope_type == "default":
@@ -31,7 +32,7 @@ def rope_tables(
     positions: jax.Array,  # [S]
     frequencies: np.ndarray,  # [D / 2]
 ) -> tuple[jax.Array, jax.Array]:  # cos, sin [S, D / 2] float32
-    """Angles in float32 whatever the model's dtype: bfloat16 cannot tell position 256 from 257."""
+    """Angles in float32 for every model dtype: bfloat16 cannot represent position 257."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies, jnp.float32)[None]
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -41,7 +42,7 @@ def apply_rope(
     cos: jax.Array,  # [S, D / 2]
     sin: jax.Array,  # [S, D / 2]
 ) -> jax.Array:  # [S, heads, D] float32
-    """Rotate the pairs (i, i + D/2) of every head (arXiv 2104.09864, halves as in GPT-NeoX)."""
+    """Rotate the pairs (i, i + D/2) of every head (arXiv 2104.09864; pairing as in GPT-NeoX)."""
     low, high = jnp.split(x, 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)

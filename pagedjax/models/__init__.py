@@ -1,6 +1,6 @@
 """Model families, one module each, named by Hugging Face's `model_type`.
 
-A family module has `param_rules`, `forward`, `logits`, and the names that its tensors have in
+A family module defines `param_rules`, `forward`, `logits`, and the names of its tensors in
 Hugging Face and GGUF files, so that a new family is one new file. Imports `layers` and `weights`.
 """
 
@@ -18,12 +18,12 @@ from pagedjax.weights.params import Params, init_leaves
 
 
 def supported() -> list[str]:
-    """Names of the families in this folder."""
+    """The names of the families in this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def family(model_type: str) -> ModuleType:
-    """The module of `model_type`; NotImplementedError names what is supported."""
+    """The module of `model_type`; raises NotImplementedError if it is not supported."""
     if model_type not in supported():
         raise NotImplementedError(
             f"model_type {model_type!r} is not supported; supported: {', '.join(supported())}"
@@ -32,8 +32,8 @@ def family(model_type: str) -> ModuleType:
 
 
 def init_params(config: ModelConfig, key: jax.Array, dtype: DTypeLike = "float32") -> Params:
-    """Random params of the documented structure: normal matrices with the config's
-    `initializer_range`, norms of one, zero biases. `key` is a `jax.random.key`.
+    """Random params: normal matrices with standard deviation `initializer_range` of the config,
+    norms of one, zero biases. `key` is a `jax.random.key`.
     """
     return init_leaves(
         family(config.model_type).param_rules(config), key, dtype, config.initializer_range

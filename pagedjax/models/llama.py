@@ -1,10 +1,10 @@
 """LLaMA (arXiv 2302.13971, 2307.09288, 2407.21783) as a pure function over a params tree.
 
-Matrices are stored `[out, in]` and fused by kv head, the same in every release:
+Matrices are stored `[out, in]` and fused by kv head. The structure is the same in every release:
 `{"embed": [V,E], "layers": ({"attn_norm": [E], "qkv": [K,G+2,D,E], "o": [E,K,G,D],
 "mlp_norm": [E], "gate_up": [2,F,E], "down": [E,F]}, ...), "norm": [E], "head": [V,E]}`, with
-`qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]`, `down_bias [E]` where the config asks
-for them and no `head` where embeddings are tied.
+`qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]` and `down_bias [E]` if the config has
+biases, and without `head` if the embeddings are tied.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pagedjax.layers.ops import LayerOps
 from pagedjax.layers.rope import rope_frequencies, rope_tables
 from pagedjax.weights.params import ParamRule, Params
 
-# Buffers that some checkpoints carry and that are recomputed from the config.
+# Buffers in some checkpoints that are recomputed from the config.
 SKIPPED_SOURCES = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rope\.freqs)$")
 
-# GGUF tensor name -> Hugging Face name, `{}` being the layer; `.weight` and `.bias` are kept.
+# GGUF tensor name -> Hugging Face name; `{}` is the layer, `.weight` and `.bias` are kept.
 GGUF_ARCHITECTURE = "llama"
 GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -139,19 +139,18 @@ def forward(
     ops: LayerOps,
     inputs: AttentionInputs,
 ) -> tuple[jax.Array, KVCache]:  # [S, E] float32
-    """All layers: hidden states before the last norm, and the cache with the tokens' keys.
+    """Run all layers; return the hidden states before the final norm, and the updated cache.
 
-    One inner-jitted function serves every layer with a traced index, so that the layer is traced
-    and lowered once. The residual stream is float32.
+    One inner jitted function with a traced layer index serves every layer, so that the layer is
+    traced and lowered once. The residual stream is float32.
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
-    # Without the barrier XLA on CPU takes the sines and cosines of every layer anew, and works out
-    # anew where its tokens go.
+    # Without the barrier XLA on CPU recomputes sines, cosines and write positions in every layer.
     rotation, inputs = lax.optimization_barrier((rope_tables(positions, frequencies), inputs))
     layer = jax.jit(partial(_layer, config, ops))
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)
-    parts = None  # of the product before, to be added to x
+    parts = None  # partial sums of the previous product, to be added to x
     for index, weights in enumerate(params["layers"]):
         x, parts, cache = layer(weights, x, parts, cache, jnp.int32(index), rotation, inputs)
     return (x if parts is None else x + parts.sum(axis=0)), cache
@@ -163,7 +162,7 @@ def logits(
     hidden: jax.Array,  # [R, E] float32
     ops: LayerOps,
 ) -> jax.Array:  # [R, V] float32
-    """Last norm and head; the head is the embedding when they are tied."""
+    """Final norm and LM head; the head is the embedding matrix when they are tied."""
     with jax.named_scope("head"):
         x = rms_norm(hidden, params["norm"], config.rms_norm_eps)
         return ops.linear(x, params["embed" if config.tie_word_embeddings else "head"])
@@ -180,9 +179,9 @@ def _layer(
     rotation: tuple[jax.Array, jax.Array],
     inputs: AttentionInputs,
 ) -> tuple[jax.Array, jax.Array, KVCache]:
-    """One layer of a residual stream that is the sum of x and the parts of the last product.
+    """Run one layer. Its input is the sum of x and of the parts of the previous product.
 
-    So each sum comes together with the norm after it, and one kernel can do both.
+    Each residual addition is thus computed together with the norm that follows, by one kernel.
     """
     norm = partial(ops.add_norm, eps=config.rms_norm_eps)
     with jax.named_scope("attention"):

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, filters, the draw, log probabilities, user functions.
+"""Sampling: penalties, filters, the random draw, log probabilities, user functions.
 
-Imports jax alone, and its own files.
+Imports only jax and files of this folder.
 """

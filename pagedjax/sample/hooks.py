@@ -1,4 +1,4 @@
-"""User functions inside the compiled step."""
+"""User functions that run inside the compiled step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flax import struct
 
 @struct.dataclass
 class LogitsContext:
-    """What a logits processor may look at; one entry per row of logits.
+    """The inputs of a logits processor besides the logits; one entry per row of logits.
 
-    tokens: prompt and output of the row, of which the first `lengths` are meaningful.
-    positions: t, the output position of the token to be drawn; lengths - num_prompt.
+    tokens: prompt and output tokens of the row; only the first `lengths` entries are valid.
+    positions: t = lengths - num_prompt, the output position of the token to be drawn.
     extra: `SamplingParams.extra` of each row's request, or the engine's default.
     """
 
@@ -33,10 +33,10 @@ LogitsProcessor = Callable[[jax.Array, LogitsContext], jax.Array]
 def check_processor(
     processor: LogitsProcessor, vocab_size: int, max_len: int, extra: Mapping[str, Any]
 ) -> None:
-    """Trace the function once on shapes alone.
+    """Trace `processor` once on abstract shapes.
 
-    Raises ValueError if it returns anything but logits of the shape that it was given; what it
-    raises itself passes through.
+    Raises ValueError unless it returns logits of the shape that it was given. Exceptions of the
+    processor itself propagate.
     """
     rows = 3
     tokens: Any = jax.ShapeDtypeStruct((rows, max_len), jnp.int32)

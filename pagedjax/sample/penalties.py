@@ -1,8 +1,8 @@
-"""What changes logits before the sampler's temperature: penalties, biases, masks.
+"""Changes to the logits before the temperature is applied: penalties, biases, masks.
 
-Per-row numbers say which parts a row wants; what needs a whole row of numbers lies in tables by
-slot. A part that no row of the batch wants is skipped at run time, so no mix of parameters needs
-another program.
+Scalar parameters are arrays with one entry per row; parameters of vocabulary size are tables
+indexed by slot. A part that no row of the batch uses is skipped at run time, so one program
+serves every mix of parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jax import lax
 
 from pagedjax.sample.sampler import SamplingArrays
 
-# Entries of `Tables.edits` that are no biases. Where nothing else is left, first what is merely
-# forbidden may be drawn, and then what is not allowed.
+# Entries of `Tables.edits` that are masks, not biases. If masking would leave a row no token,
+# FORBIDDEN tokens stay drawable, and if there are none, NOT_ALLOWED tokens too.
 FORBIDDEN, NOT_ALLOWED = -1e38, -float("inf")
-CHUNK = 512  # positions of the history that are counted at a time
+CHUNK = 512  # positions of the history counted per iteration
 
 Processor = Callable[[jax.Array], jax.Array]  # [R, V] -> [R, V]
 
@@ -32,16 +32,16 @@ class Adjustments:
     presence: jax.Array  # [R] float32; 0 is off
     frequency: jax.Array  # [R] float32; 0 is off
     edited: jax.Array  # [R] bool, whether the row's slot has an entry in `Tables.edits`
-    logprobs: jax.Array  # [R] bool, whether the row wants logprobs
+    logprobs: jax.Array  # [R] bool, whether the row's request asks for logprobs
 
 
 @struct.dataclass
 class Tables:
-    """By slot, of M slots."""
+    """Tables indexed by slot, for M slots."""
 
-    history: jax.Array  # [M, X] int32, the tokens so far; beyond the slot's length anything
+    history: jax.Array  # [M, X] int32, the tokens so far; garbage past the slot's length
     edits: jax.Array  # [M, V] float32, added to the logits; or FORBIDDEN, or NOT_ALLOWED
-    extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # each [M, ...], the user's
+    extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # each [M, ...], user data
 
 
 def adjust(
@@ -52,10 +52,10 @@ def adjust(
     lengths: jax.Array,  # [R], tokens so far in the row's slot, prompt and output
     processor: Processor | None = None,
 ) -> jax.Array:  # [R, V] float32
-    """Penalties, then biases, then the processor, then forbidden tokens to -inf.
+    """Apply penalties, then biases, then the processor, then set forbidden tokens to -inf.
 
-    Rows that want none of it keep their bits. A row keeps tokens that are forbidden if all others
-    are not allowed, for a distribution over nothing does not exist.
+    Rows that use none of these keep their exact bits. If every other token of a row is not
+    allowed, its forbidden tokens are kept, since an empty distribution cannot be sampled.
     """
     logits = penalize(logits, arrays, adjustments, tables.history, lengths)
     edited = adjustments.edited[:, None]
@@ -88,10 +88,11 @@ def penalize(
     history: jax.Array,  # [M, X]
     lengths: jax.Array,  # [R]
 ) -> jax.Array:  # [R, V] float32
-    """Repetition (arXiv 1909.05858, over prompt and output), then frequency and presence.
+    """Apply the repetition penalty (arXiv 1909.05858, prompt and output), then the other two.
 
-    Repetition divides positive logits and multiplies the others, once per id that was seen.
-    Frequency times the count of an id in the output, and presence once, are subtracted.
+    The repetition penalty divides positive logits of seen tokens and multiplies the others, once
+    per token id. For tokens in the output, `frequency` times the count and `presence` once are
+    subtracted.
     """
     repetition = adjustments.repetition[:, None]
     frequency, presence = adjustments.frequency[:, None], adjustments.presence[:, None]
@@ -121,17 +122,17 @@ def token_counts(
     ends: jax.Array,  # [R]
     vocab: int,
 ) -> jax.Array:  # [R, V] int32
-    """How often each token occurs at the positions [start, end) of the row's slot.
+    """Count each token at the positions [start, end) of the row's slot.
 
-    Goes through the history in chunks, up to the longest row, so that its cost follows what is
-    there and not the room. What lies outside of the positions is not looked at.
+    Processes the history in chunks up to the longest row, so the cost depends on the actual
+    lengths and not on X. Entries outside [start, end) are ignored.
     """
     room = history.shape[1]
     size = min(CHUNK, room)
     rows = jnp.arange(slots.shape[0], dtype=jnp.int32)[:, None]
 
     def add_chunk(index: jax.Array, counts: jax.Array) -> jax.Array:
-        first = jnp.minimum(index * size, room - size)  # the last chunk overlaps the one before
+        first = jnp.minimum(index * size, room - size)  # the last chunk overlaps its predecessor
         chunk = lax.dynamic_slice_in_dim(history, first, size, axis=1)
         tokens = jnp.take(chunk, slots, axis=0, mode="clip")
         at = (first + jnp.arange(size, dtype=jnp.int32))[None]

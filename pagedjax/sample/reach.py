@@ -1,4 +1,4 @@
-"""The smallest prefix of the best tokens whose weights reach a target, exactly and for all rows."""
+"""Find each row's smallest prefix of best tokens whose weights reach a target, exactly."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from jax import lax
 
 from pagedjax.sample.ranking import LISTED, Prefix, all_tokens, best, short_cumsum, when
 
-PASSES = 14  # over a row, before the tokens that follow are listed again
+PASSES = 14  # bisection passes over a row before the tokens after `low` are listed again
 
-# What a value counts, for any shape: it never rises with the value, and infinity counts nothing.
+# Maps values of any shape to weights; never increases with the value, and 0 at infinity.
 Weigh = Callable[[jax.Array], jax.Array]
 
 
 @struct.dataclass
 class _Search:
-    """`reach` at work. A row's prefix ends after the value `low`."""
+    """The loop state of `reach`. A row's prefix ends at a value above `low`."""
 
     low: jax.Array  # [R]
-    mass: jax.Array  # [R], what the tokens up to `low` count
-    level: jax.Array  # [R], the value of the last token that was listed
-    below: jax.Array  # [R], what the tokens before `level` count
-    value: jax.Array  # [R], the answer of rows that are done, with `last`
+    mass: jax.Array  # [R], total weight of the tokens with values up to `low`
+    level: jax.Array  # [R], the value of the last listed token
+    below: jax.Array  # [R], total weight of the tokens with values below `level`
+    value: jax.Array  # [R], with `last` the result of rows that are done
     last: jax.Array  # [R]
-    room: jax.Array  # [R]; > 0: instead of `last`, the number of tokens taken at `value`
+    room: jax.Array  # [R]; > 0: the number of tokens taken at `value`, replaces `last`
     done: jax.Array  # [R] bool
 
 
 def reach(
-    values: jax.Array,  # [R, N, BLOCK], >= 0, infinity at the filling
+    values: jax.Array,  # [R, N, BLOCK], >= 0, infinity in padding
     listed: tuple[jax.Array, jax.Array],  # [R, LISTED] each, `best` of the values
     weigh: Weigh,
     target: jax.Array,  # [R], > 0
-    active: jax.Array,  # [R] bool, the rows that need an answer
-    within: Prefix,  # the tokens that are taken from; the listed ones are restricted already
-    most: jax.Array,  # scalar, finite; no value above it counts anything
+    active: jax.Array,  # [R] bool, the rows to search
+    within: Prefix,  # the candidate tokens; the listed ones are already restricted to it
+    most: jax.Array,  # scalar, finite; values above it have weight 0
 ) -> Prefix:
-    """The smallest prefix of each row that counts `target`; all tokens where none does.
+    """The smallest prefix of each row whose weights reach `target`; all tokens if none does.
 
-    Mostly it ends among the listed tokens. Where it does not, passes over the row find a value
-    that it ends after, until it must end within the next LISTED tokens, and those are listed.
+    Usually the prefix ends among the listed tokens. Otherwise passes over the row raise a lower
+    bound on its last value until it must end within the next LISTED tokens, which are then listed.
     """
     rows, everything = target.shape[0], all_tokens(values)
     zeros = jnp.zeros(rows)
@@ -54,7 +54,7 @@ def reach(
     )  # fmt: skip
 
     def another_round(search: _Search) -> _Search:
-        still = search.low < jnp.inf  # always; but it changes with the round, see `when`
+        still = search.low < jnp.inf  # always true, but not loop-invariant, see `when`
         value, last = jnp.where(still, within.value, 0), jnp.where(still, within.last, 0)
         left = Prefix(value, last).restrict(values)
         search = _narrow(search, left, weigh, target, most)
@@ -74,7 +74,7 @@ def reach(
 def _settle(
     search: _Search, listed: tuple[jax.Array, jax.Array], weigh: Weigh, target: jax.Array
 ) -> _Search:
-    """End the rows whose prefix ends among the tokens that follow `low`, or that have no more."""
+    """Finish rows whose prefix ends among the tokens listed after `low`, or that have no more."""
     values, ids = listed
     weights = weigh(values)
     hit = search.mass[:, None] + short_cumsum(weights) >= target[:, None]
@@ -98,13 +98,13 @@ _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # low, mass, high 
 def _narrow(
     search: _Search, values: jax.Array, weigh: Weigh, target: jax.Array, most: jax.Array
 ) -> _Search:
-    """Raise `low`, which no listed token reached; end the rows whose prefix ends at `level`."""
+    """Raise `low` by bisection, and finish the rows whose prefix ends at the value `level`."""
 
     def mass_up_to(bound: jax.Array) -> jax.Array:
         within = values <= bound[:, None, None]
         return jnp.where(within, weigh(values), 0).sum(axis=-1).sum(axis=-1)
 
-    # Bisection is over bit patterns, which are ordered like the floats that are not negative.
+    # Bisect over bit patterns: for non-negative floats they have the same order as the values.
     mass = mass_up_to(search.level)
     crowded = (mass >= target) & ~search.done
     tiny = jnp.finfo(jnp.float32).tiny
@@ -125,7 +125,7 @@ def _narrow(
         bits = _bits(low) + (_bits(high) - _bits(low)) // 2
         middle = lax.bitcast_convert_type(bits, jnp.float32)
         reached = mass_up_to(middle)
-        far, short = is_far(bracket), reached < target  # a row stops by itself, not by the batch
+        far, short = is_far(bracket), reached < target  # stop per row, not per batch
         low, mass = (jnp.where(far & short, *pair) for pair in ((middle, low), (reached, mass)))
         return low, mass, jnp.where(far & ~short, middle, high), passes + 1
 
@@ -144,7 +144,7 @@ def _nth_true(
     mask: jax.Array,  # [R, N, BLOCK] bool
     nth: jax.Array,  # [R], >= 1
 ) -> jax.Array:  # [R]
-    """The id of the nth true entry of each row; beyond the last one where there are fewer."""
+    """The id of the nth True entry of each row; past the last True one if there are fewer."""
     ends = jnp.cumsum(mask.sum(axis=-1, dtype=jnp.int32), axis=-1)
     block = jnp.minimum((ends < nth[:, None]).sum(axis=-1, dtype=jnp.int32), mask.shape[1] - 1)
     inside = jnp.take_along_axis(mask, block[:, None, None], axis=1)[:, 0]

@@ -1,11 +1,10 @@
-"""From logits to tokens: greedy, temperature, min-p, top-k, top-p, with a counter-based draw.
+"""Sample tokens from logits: greedy, temperature, min-p, top-k, top-p, counter-based random draw.
 
-No sort of the vocabulary: each filter leaves the best tokens up to some last one, which
-`ranking` finds. The draw is one uniform number per row, looked up in the cumulative distribution
-in the order of token ids. What is done for a row follows from the row alone; the batch decides
-only whether work that no row needs is skipped.
+The vocabulary is not sorted: each filter keeps a prefix of the best tokens, found by `ranking`.
+The draw looks up one uniform number per row in the cumulative distribution in token-id order. A
+row's result depends on that row alone; the batch only decides which unneeded work is skipped.
 
-On CPU an array [R, V] that is written costs several times one that is read, so few are.
+On CPU, writing an [R, V] array costs several times as much as reading one, so few are written.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from pagedjax.sample.ranking import (
 )
 from pagedjax.sample.reach import reach
 
-NO_WEIGHT = 128.0  # the exponential of a gap of this size is 0
+NO_WEIGHT = 128.0  # exp(-gap) is 0 for a gap of this size
 
 
 @struct.dataclass
 class SamplingArrays:
-    """One entry per row of logits. `slots` of padding rows are M, so their tokens are dropped."""
+    """One entry per row of logits. Padding rows have slot M, so their tokens are dropped."""
 
     slots: jax.Array  # [R]
-    num_prompt: jax.Array  # [R]; output position t = tokens so far - num_prompt
+    num_prompt: jax.Array  # [R]; output position t = number of tokens so far - num_prompt
     seeds: jax.Array  # [R] uint32
-    samples: jax.Array  # [R] uint32, index i among the samples of the prompt
+    samples: jax.Array  # [R] uint32, index i of the sample among the prompt's `n`
     temperature: jax.Array  # [R]; 0 is greedy
     top_k: jax.Array  # [R]; < 1 or >= V is off
     top_p: jax.Array  # [R]; 1 is off
@@ -47,7 +46,7 @@ class SamplingArrays:
 def greedy(
     logits: jax.Array,  # [R, V] float32
 ) -> jax.Array:  # [R]
-    """The most likely token, the lowest id on ties."""
+    """The most likely token of each row, ties broken by the lowest id."""
     blocks = in_blocks(logits, -jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
@@ -59,7 +58,7 @@ def sample(
     arrays: SamplingArrays,
     positions: jax.Array,  # [R], output position t of the token to draw
 ) -> jax.Array:  # [R]
-    """A token per row by its own parameters; rows do not influence each other."""
+    """Draw one token per row with the row's own parameters; rows do not affect each other."""
     weights = filtered_weights(logits, arrays)
     drawn = draw(weights, uniform(arrays.seeds, arrays.samples, positions))
     return jnp.where(arrays.temperature == 0, greedy(logits), drawn)
@@ -77,9 +76,9 @@ def processed_logits(
     logits: jax.Array,  # [R, V] float32
     arrays: SamplingArrays,
 ) -> jax.Array:  # [R, V] float32
-    """Logits of the distribution that is drawn from: -inf where a filter took the token.
+    """Logits of the distribution that is sampled from: -inf for tokens removed by a filter.
 
-    A greedy row has all of its mass at the token that it takes.
+    A greedy row has all of its mass on the chosen token.
     """
     gaps = filtered_gaps(logits, arrays)
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
@@ -91,7 +90,7 @@ def filtered_gaps(
     logits: jax.Array,  # [R, V] float32
     arrays: SamplingArrays,
 ) -> jax.Array:  # [R, V] float32
-    """How far each token is below the best one after temperature; infinity where filtered."""
+    """Distance of each token below the best one after temperature; infinity where filtered."""
     rows, vocab = logits.shape
     blocks = in_blocks(logits, -jnp.inf)
     most = blocks.max(axis=-1).max(axis=-1)
@@ -110,16 +109,16 @@ def _gaps(
     most: jax.Array,  # [R], the largest logit
     arrays: SamplingArrays,
 ) -> jax.Array:  # [R, N, BLOCK], >= 0
-    """The distances to the best token over temperature, infinity where min-p filters.
+    """Distances to the best logit divided by the temperature; infinity where min-p filters.
 
-    The maximum is subtracted before the temperature is applied, so that a tiny one cannot make
-    two infinities of which the difference is NaN. Every place that computes a gap gets the same
-    bits, which a division would not promise: XLA may or may not make it a product.
+    The maximum is subtracted first, since dividing by a tiny temperature could produce two
+    infinities whose difference is NaN. Multiplying by the inverse gives the same bits wherever
+    gaps are computed; a division would not, as XLA may turn it into a multiplication.
     """
     tiny = jnp.finfo(jnp.float32).tiny
     inverse = jnp.maximum(1 / jnp.maximum(arrays.temperature, tiny), tiny)[:, None, None]
     below = most[:, None, None] - blocks
-    gaps = jnp.where(blocks == most[:, None, None], 0, below * inverse)  # infinity - infinity: 0
+    gaps = jnp.where(blocks == most[:, None, None], 0, below * inverse)  # 0 also for inf - inf
     return jnp.where(gaps <= -jnp.log(arrays.min_p)[:, None, None], gaps, jnp.inf)
 
 
@@ -128,20 +127,20 @@ def _uses_top_k(arrays: SamplingArrays, vocab: int) -> jax.Array:  # [R] bool
 
 
 def _top_k_top_p(
-    gaps: jax.Array,  # [R, N, BLOCK], infinity at the filling
+    gaps: jax.Array,  # [R, N, BLOCK], infinity in padding
     vocab: int,
     arrays: SamplingArrays,
 ) -> Prefix:
-    """The k best tokens, and of them the smallest best set whose share of the mass reaches top_p.
+    """The k best tokens, cut to the smallest prefix whose share of their mass reaches top_p.
 
-    The set has at least one token; among equals lower ids come first (arXiv 1904.09751).
+    The prefix has at least one token; ties are broken by the lower id (arXiv 1904.09751).
     """
     use_top_k, use_top_p = _uses_top_k(arrays, vocab), arrays.top_p < 1
     listed = best(gaps, LISTED)
-    all_listed = use_top_k & (arrays.top_k <= LISTED)  # each by its own params, not by the batch
+    all_listed = use_top_k & (arrays.top_k <= LISTED)  # decided per row, not per batch
 
     def filter_once(stage: jax.Array, prefix: Prefix) -> Prefix:
-        """top-k first, then top-p of what is left: one piece of program, compiled once."""
+        """Apply top-k (stage 0) or top-p (stage 1); shared code, so it is compiled once."""
         by_count = stage == 0
 
         def weigh(gaps: jax.Array) -> jax.Array:
@@ -156,7 +155,7 @@ def _top_k_top_p(
         needed = (active & ~all_listed & ~by_count).any()
         total = when(needed, mass, listed_mass, prefix.value, prefix.last)
         total = jnp.where(all_listed, listed_mass, total)
-        # A share so small that float32 rounds it to nothing still wants one token.
+        # A share that underflows to 0 in float32 must still keep one token.
         share = jnp.maximum(arrays.top_p * total, jnp.finfo(jnp.float32).tiny)
         target = jnp.where(by_count, arrays.top_k.astype(jnp.float32), share)
         most = jnp.where(by_count, jnp.finfo(jnp.float32).max, NO_WEIGHT)
@@ -173,9 +172,9 @@ def uniform(
     samples: jax.Array,  # [R], index i of the sample
     positions: jax.Array,  # [R], output position t
 ) -> jax.Array:  # [R] float32 in [0, 1)
-    """The random number of (seed, i, t): threefry of the counter t under the key (seed, i).
+    """The random number of (seed, i, t): Threefry of the counter t under the key (seed, i).
 
-    The generator is named, so a changed default of JAX changes no result.
+    The generator is named explicitly, so results do not depend on JAX's default.
     """
 
     def one(seed: jax.Array, sample: jax.Array, position: jax.Array) -> jax.Array:
@@ -205,18 +204,18 @@ def draw(
 def cumulative(
     blocks: jax.Array,  # [R, N, BLOCK]
 ) -> tuple[jax.Array, jax.Array]:  # [R, N] each
-    """The sum of each block, and of all up to its end.
+    """The sum of each block, and the cumulative sum up to its end.
 
-    Sums are taken in two levels, within blocks and over them, so their error grows with the
-    square root of V and not with V.
+    The two-level summation, within blocks and then over blocks, makes the rounding error grow
+    with the square root of V and not with V.
     """
     sums = blocks.sum(axis=-1)
     return sums, jnp.cumsum(sums, axis=-1)
 
 
 def _first_above(ends: jax.Array, sizes: jax.Array, target: jax.Array) -> jax.Array:
-    """First index with ends > target and a size above 0; the last one above 0 if rounding
-    leaves none."""
+    """First index with ends > target and size > 0; the last one with size > 0 if rounding leaves
+    none."""
     exists = sizes > 0
     last = ends.shape[-1] - 1 - jnp.argmax(exists[:, ::-1], axis=-1)
     hit = exists & (ends > target[:, None])

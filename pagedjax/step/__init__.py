@@ -1,4 +1,4 @@
-"""The compiled step: plans to arrays, forward, draw, score, and the programs that run them.
+"""The compiled step: batching of plans into arrays, forward, draw, score, compiled programs.
 
-Imports every folder below it.
+May import every folder below it.
 """

@@ -1,7 +1,7 @@
-"""From a Plan to arrays: padded to a bucket, so that few shapes serve every step.
+"""Convert a Plan to arrays padded to a bucket, so that every step has one of a few shapes.
 
-With `host_rows` this is where host lists become arrays. Padding rows use slot M and block N, both
-out of range, so that what they would write is dropped; never -1, which would wrap around.
+Here and in `host_rows` host lists become arrays. Padding rows use slot M and block N, which are
+out of range, so that their writes are dropped; -1 would wrap around.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pagedjax.schedule.request import Request
 from pagedjax.step.host_rows import ADJUSTMENTS, SAMPLING, HostTables, HostValues
 
 _NONE = np.zeros(0, np.int32)
-FEW_ROWS = 16  # decode and logit rows of the smaller of the two mixed shapes
+FEW_ROWS = 16  # decode rows and logit rows of the smaller of the two mixed shapes
 
 
 @struct.dataclass
 class StepBatch:
-    """Inputs of one step. S = Bd + Sp tokens: the decode rows' first, then the chunks'.
+    """Inputs of one step. S = Bd + Sp tokens: those of the decode rows, then those of the chunks.
 
-    A decode row's token and position come from the state, by slot. Row b of the ragged section
-    owns the tokens [query_starts[b], query_starts[b+1]) of that section.
+    The token and position of a decode row are read from the state, by slot. Row b of the ragged
+    section has the tokens [query_starts[b], query_starts[b+1]) of that section.
     """
 
     decode_slots: jax.Array  # [Bd]
@@ -39,14 +39,14 @@ class StepBatch:
     tokens: jax.Array  # [Sp]
     positions: jax.Array  # [Sp]
     query_starts: jax.Array  # [Bp + 1]
-    context_lens: jax.Array  # [Bp], counting the tokens of this step
+    context_lens: jax.Array  # [Bp], including the tokens of this step
     tables: jax.Array  # [Bp, P]
-    logit_rows: jax.Array  # [R], indices into the S tokens; several slots may read one
-    logit_slots: jax.Array  # [R], the slots that take the tokens
+    logit_rows: jax.Array  # [R], indices into the S tokens; several slots may share one
+    logit_slots: jax.Array  # [R], the slots that the drawn tokens are written to
 
 
 class Shape(NamedTuple):
-    """The static part of a step: rows and tokens of its sections, padding included."""
+    """The static shape of a step: rows and tokens of its sections, including padding."""
 
     decode_rows: int  # Bd
     tokens: int  # Sp
@@ -55,10 +55,10 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which shapes exist. Steps without chunks have finer row buckets than mixed ones.
+    """The step shapes that exist. Steps without chunks have finer row buckets than mixed steps.
 
-    least_rows: of every shape. At least 2, since XLA's products on CPU are neither fast in
-    bfloat16 nor bit-equal to the others' for a single row.
+    least_rows: minimum number of rows of every shape. At least 2, since with a single row XLA's
+    products on CPU are slow in bfloat16 and not bit-identical to those with more rows.
     """
 
     max_num_seqs: int
@@ -67,25 +67,25 @@ class Buckets:
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
-        """2, 8, 16, 32, 48, 64, 96, 128, ... from `least_rows` up."""
+        """2, 8, 16, 32, 48, 64, 96, 128, ..., from `least_rows` to `max_num_seqs`."""
         fine = [2, 8, 16, *(32 << n for n in range(20)), *(48 << n for n in range(20))]
         enough = [rows for rows in sorted(fine) if rows >= self.least_rows]
         return _up_to(enough, max(self.least_rows, self.max_num_seqs))
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
-        """64, 128, ... up to the token budget."""
+        """64, 128, ..., up to `max_num_batched_tokens`."""
         return _up_to([64 << shift for shift in range(24)], self.max_num_batched_tokens)
 
     @property
     def copy_buckets(self) -> tuple[int, ...]:
-        """Block copies before a step: one a running request at most."""
+        """Buckets for the block copies before a step: at most one per running request."""
         return _up_to([8], max(8, self.max_num_seqs))
 
     def mixed_rows(self, tokens: int) -> tuple[int, ...]:
-        """Decode rows of a step with so many tokens of chunks; its logit rows are as many.
+        """Row buckets of a step with `tokens` chunk tokens, for decode rows and logit rows alike.
 
-        Few rows have a shape of their own where all of them would add a quarter or more.
+        The smaller bucket exists where padding to all rows would add a quarter or more.
         """
         most = max(self.least_rows, self.max_num_seqs)
         few = max(FEW_ROWS, self.least_rows)
@@ -97,7 +97,7 @@ class Buckets:
         return alone + [Shape(r, t, r) for t in self.token_buckets for r in self.mixed_rows(t)]
 
     def fit(self, plan: Plan) -> Shape:
-        """The smallest shape that holds the plan."""
+        """The smallest shape that fits the plan."""
         rows = max(len(plan.decode), len(plan.samplers))
         tokens = sum(row.num_tokens for row in plan.chunks)
         if not tokens:
@@ -108,15 +108,15 @@ class Buckets:
         return Shape(rows, tokens, rows)
 
     def ragged_rows(self, tokens: int) -> int:
-        """Bp, the chunks that a ragged section of `tokens` tokens has room for."""
+        """Bp, the maximum number of chunks in a ragged section of `tokens` tokens."""
         return min(self.max_num_seqs, tokens)
 
 
 class Packer:
-    """Makes StepBatches and SamplingArrays for one engine.
+    """Builds StepBatches and SamplingArrays for one engine.
 
-    num_blocks N and num_slots M are the out-of-range values of padding; table_width is P. What it
-    makes are numpy arrays: the compiled program takes them to the device faster than `device_put`.
+    num_blocks N and num_slots M are the out-of-range values of padding; table_width is P. The
+    results are numpy arrays: the compiled program transfers them faster than `device_put`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Packer:
         self._tables = HostTables(buckets.max_num_seqs, num_blocks, block_size, table_width)
 
     def pack(self, plan: Plan, shape: Shape) -> StepBatch:
-        """The arrays of `plan`, padded to `shape`."""
+        """Build the arrays of `plan`, padded to `shape`."""
         chunks = plan.chunks
         rows = self.buckets.ragged_rows(shape.tokens)
         ends = np.cumsum([row.num_tokens for row in chunks], dtype=np.int32)
@@ -137,7 +137,7 @@ class Packer:
         tokens = [row.request.tokens[row.start : row.end] for row in chunks]
         positions = [np.arange(row.start, row.end, dtype=np.int32) for row in chunks]
         decode_slots = self._slots([row.request for row in plan.decode], shape.decode_rows)
-        logit_slots = decode_slots  # as long as every row is a decode row, which draws
+        logit_slots = decode_slots  # if all rows are decode rows, which all draw
         if chunks or len(plan.samplers) != len(plan.decode):
             logit_slots = self._slots(plan.samplers, shape.logit_rows)
         self._tables.update(plan.rows)
@@ -154,17 +154,17 @@ class Packer:
         )
 
     def sampling(self, plan: Plan, slots: Any) -> SamplingArrays:
-        """What the sampler needs for the plan's sampling rows; slots: the batch's `logit_slots`."""
+        """The sampling parameters of the plan's samplers. slots: the batch's `logit_slots`."""
         self._values.update(plan.samplers)
         return SamplingArrays(slots=slots, **self._values.take(tuple(SAMPLING), slots))
 
     def adjustments(self, plan: Plan, slots: Any) -> Adjustments:
-        """What the sampling rows want beside `sampling`, in the same order."""
+        """The remaining parameters of the samplers, in the same order as in `sampling`."""
         self._values.update(plan.samplers)
         return Adjustments(**self._values.take(tuple(ADJUSTMENTS), slots))
 
     def targets(self, plan: Plan, shape: Shape) -> Any:  # [Sp]
-        """The token that follows each token of the chunks, for scoring; 0 where none is known."""
+        """The token that follows each token of the chunks, for scoring; 0 if it is not known."""
         pieces = []
         for row in plan.chunks:
             known = row.request.tokens[row.start + 1 : row.end + 1]
@@ -179,7 +179,7 @@ class Packer:
 
     @staticmethod
     def _logit_rows(plan: Plan, shape: Shape, ends: np.ndarray) -> list[int]:
-        """Index of the token whose logits each sampler reads."""
+        """The index of the token whose logits each sampler reads."""
         tokens = [*range(len(plan.decode)), *(shape.decode_rows + int(end) - 1 for end in ends)]
         return [token for token, row in zip(tokens, plan.rows, strict=True) for _ in row.samples]
 
@@ -205,5 +205,5 @@ def _smallest(buckets: Sequence[int], least: int) -> int:
 
 
 def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:
-    """The buckets below `most`, and `most` itself."""
+    """The buckets smaller than `most`, and `most` itself."""
     return (*(bucket for bucket in buckets if bucket < most), most)

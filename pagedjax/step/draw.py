@@ -1,4 +1,4 @@
-"""The sampling programs: from hidden states to tokens and their log probabilities."""
+"""The sampling programs: hidden states to tokens and their log probabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagedjax.weights.params import Params
 
 @struct.dataclass
 class Drawn:
-    """What `sample` returns. The last two are None where the variant has none."""
+    """The result of `sample`. `logprobs` and `tables` are None if the variant has none."""
 
     slot_tokens: jax.Array  # [M]
     tokens: jax.Array  # [R]
@@ -41,10 +41,10 @@ def sample(
     adjustments: Adjustments | None = None,
     tables: Tables | None = None,
 ) -> Drawn:
-    """Choose a token per logit row and put it into its slot.
+    """Draw a token per logit row and write it to its slot.
 
-    variant: "greedy" when all rows are; "random"; "logprobs", which also reports log
-    probabilities; "full", which has everything, penalties and user functions included.
+    variant: "greedy" if all rows are greedy; "random"; "logprobs", which also returns log
+    probabilities; "full", which also has penalties, biases and user functions.
     """
     raw = logits = logits_of(config, params, hidden)
     found = None
@@ -112,7 +112,7 @@ def rank(
     params: Params,
     hidden: jax.Array,  # [R, E]
 ) -> tuple[jax.Array, jax.Array]:  # [R, count] ids and float32 log probabilities
-    """The `count` most likely next tokens of each row, best first, lower ids first on ties."""
+    """The `count` most likely next tokens of each row, best first, ties broken by the lower id."""
     logits = logits_of(config, params, hidden)
     best, ids = lax.top_k(logits, count)
     return ids, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The forward program: a step's tokens through the layers."""
+"""The forward program: run the tokens of a step through the layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pagedjax.weights.params import Params
 def forward(
     config: StepConfig, params: Params, state: EngineState, batch: StepBatch
 ) -> tuple[EngineState, jax.Array, jax.Array]:
-    """Compute the step's tokens: keys into the pool, lengths by slot.
+    """Run the model on the step's tokens; write their keys and values, and the slots' lengths.
 
     Returns the state, the hidden states of the ragged section [Sp, E] and those of the logit rows
-    [R, E], float32 and before the last norm.
+    [R, E], in float32 and before the final norm.
     """
-    take = partial(jnp.take, mode="clip")  # padding slots read something, and write nothing
+    take = partial(jnp.take, mode="clip")  # padding slots read arbitrary values and write nothing
     decode_positions = take(state.lengths, batch.decode_slots)
     tokens = jnp.concatenate([take(state.tokens, batch.decode_slots), batch.tokens])
     positions = jnp.concatenate([decode_positions, batch.positions])
@@ -38,7 +38,7 @@ def forward(
 
 
 def logits_of(config: StepConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Logits [R, V], float32, of hidden states [R, E]."""
+    """Compute float32 logits [R, V] from hidden states [R, E]."""
     return models.family(config.model.model_type).logits(config.model, params, hidden, config.ops)
 
 

@@ -1,7 +1,7 @@
-"""The host's copy, in numpy, of what steps need of each slot: brought up to date where it changed,
-so that packing a step costs no Python work per token and hardly any per row.
+"""Per-slot values and block tables that steps need, as numpy arrays on the host.
 
-Row M is that of padding.
+Only changed entries are updated, so that packing a step needs no Python work per token and hardly
+any per row. Row M is for padding.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from pagedjax.schedule.plan import Row
 from pagedjax.schedule.request import Request
 
-MOST = 1e30  # of penalties and biases; logits and counts are far below 1e8
+MOST = 1e30  # limit of penalties and biases; logits and counts are far below 1e8
 _FLOAT32 = np.finfo(np.float32)
 _INT32_MAX = 2**31 - 1
 
 
 class Field(NamedTuple):
-    """A value of a request, and what stands for it in padding."""
+    """A per-request value, its dtype, and the value used in padding."""
 
     dtype: Any
     value: Callable[[Request], Any]
@@ -46,7 +46,7 @@ ADJUSTMENTS = {
 
 
 class HostValues:
-    """The fields' values of the request in each of `num_slots` slots."""
+    """The values of all fields for the request in each of `num_slots` slots."""
 
     def __init__(self, num_slots: int) -> None:
         self._owners: list[Request | None] = [None] * num_slots
@@ -57,7 +57,7 @@ class HostValues:
         }
 
     def update(self, requests: Sequence[Request]) -> None:
-        """Write down the values of those that are new in their slots."""
+        """Store the values of the requests that are new in their slots."""
         for request in requests:
             if self._owners[request.slot] is not request:  # type: ignore[index]
                 self._owners[request.slot] = request  # type: ignore[index]
@@ -70,17 +70,17 @@ class HostValues:
 
 
 class HostTables:
-    """The block table of each slot: `width` P entries, N at those that are not used."""
+    """The block table of each slot: P = `width` entries, N in unused ones."""
 
     def __init__(self, num_slots: int, num_blocks: int, block_size: int, width: int) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._tables: Any = np.full((num_slots + 1, width), num_blocks, np.int32)
-        # A request gets a new list whenever it starts, so the list tells whose table is known;
-        # with it, how many blocks it had and the last of them.
+        # Per slot: the list of blocks, its length and its last block at the last update. A request
+        # gets a new list whenever it starts, so the list identifies the table's owner.
         self._known: list[tuple[list[int] | None, int, int]] = [(None, 0, -1)] * num_slots
 
     def update(self, rows: Sequence[Row]) -> None:
-        """Write down what has changed: blocks from the one that the row writes first."""
+        """Update the changed entries, which begin at the first block that the row writes."""
         for request, start, _, _ in rows:
             slot, blocks = request.slot, request.block_ids
             assert slot is not None
@@ -90,7 +90,7 @@ class HostTables:
                 first = 0
                 self._tables[slot] = self._num_blocks
             elif count == len(blocks) and first >= count - 1 and blocks[-1] == last:
-                continue  # as most rows: one token more in the same block
+                continue  # the most frequent case: one more token in the same block
             self._tables[slot, first : len(blocks)] = blocks[first:]
             self._tables[slot, len(blocks) : count] = self._num_blocks
             self._known[slot] = (blocks, len(blocks), blocks[-1])
@@ -101,15 +101,15 @@ class HostTables:
 
 
 def moderate(value: float) -> float:
-    """Small enough for logits to stay finite in float32 when it is added, many times over."""
+    """Clip a penalty or bias so that adding it repeatedly keeps float32 logits finite."""
     return min(max(value, -MOST), MOST)
 
 
 def _factor(value: float) -> float:
-    """The same for what logits are multiplied or divided by."""
+    """Clip a factor of logits so that multiplying or dividing by it keeps them finite."""
     return min(max(value, 1 / MOST), MOST)
 
 
 def _float32(temperature: float) -> float:
-    """Within float32: infinity would give NaN, and one rounded to 0 would be greedy."""
+    """Clip to float32's normal range: infinity would give NaN, rounding to 0 would be greedy."""
     return min(max(temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)) if temperature else 0.0

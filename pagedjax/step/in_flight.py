@@ -1,4 +1,4 @@
-"""A dispatched step, and what the host will read of it."""
+"""A dispatched step and the results that the host will read."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pagedjax.schedule.plan import Plan
 
 
 class InFlight(NamedTuple):
-    """A dispatched step whose results the host has not read.
+    """A dispatched step whose results the host has not read yet.
 
-    padded_tokens: how many it computes, padding included. last: an array that is there once all
-    the step is done.
+    padded_tokens: number of tokens that it computes, including padding.
+    last: an array that is ready once the whole step is done.
     """
 
     plan: Plan
     padded_tokens: int
     last: jax.Array
-    tokens: jax.Array | None  # [R], the first ones are those of plan.samplers
+    tokens: jax.Array | None  # [R], beginning with those of plan.samplers
     scores: TokenLogprobs | None  # of Sp rows
     ranked: tuple[jax.Array, jax.Array] | None = None  # [R, count] ids and log probabilities
-    logprobs: TokenLogprobs | None = None  # of the R tokens
+    logprobs: TokenLogprobs | None = None  # of the R drawn tokens
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has ended it."""
+        """Whether the device has finished the step."""
         return self.last.is_ready()  # type: ignore[attr-defined]
 
     def wait(self) -> None:
-        """Return when the device has ended it."""
+        """Block until the device has finished the step."""
         self.last.block_until_ready()
 
     def read_tokens(self) -> list[int]:
-        """Those that plan.samplers drew."""
+        """The tokens drawn for plan.samplers."""
         count = len(self.plan.samplers)
         return [] if self.tokens is None else np.asarray(self.tokens)[:count].tolist()

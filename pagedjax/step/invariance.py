@@ -1,8 +1,8 @@
-"""Which shapes of a step give a row the same bits, found by trying them on this device.
+"""Find the batch shapes for which a row's result is bit-identical, by trials on this device.
 
-XLA's products on CPU give equal rows for 2 to 512 rows of a usual width, but its sums for a norm
-differ below 8; another device has other classes. So the real programs run, with the model's first
-layer, on requests of several lengths: in every shape, as prompts and as decoding rows.
+XLA's products on CPU give bit-identical rows for 2 to 512 rows of common widths, but its sums for
+a norm differ below 8 rows; other devices differ. So the actual programs run, with the model's first
+layer, on requests of several lengths: in every shape, as prompts and as decode rows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pagedjax.step.state import EngineState, StepConfig, make_state
 from pagedjax.weights.params import Params
 
 LEAST_ROWS = (2, 8, 16, 32, 64)
-LENGTHS = (40, 64, 7, 150)  # of the requests whose last tokens are computed in every shape
+LENGTHS = (40, 64, 7, 150)  # of the trial requests, whose last tokens are computed in every shape
 
 
 def invariant_buckets(
     buckets: Buckets, config: StepConfig, params: Params, block_size: int, kv_dtype: str
 ) -> Buckets:
-    """The buckets without the shapes of so few rows that they round otherwise.
+    """The buckets without the shapes whose rows are so few that they round differently.
 
-    Raises ValueError if shapes differ that no least number of rows separates: so it is for models
-    of very small widths.
+    Raises ValueError if no minimum number of rows makes all shapes agree, as for models of very
+    small widths.
     """
     trial = _Trial(buckets, config, params, block_size, kv_dtype)
     bits = cache(trial.bits)
@@ -49,7 +49,7 @@ def invariant_buckets(
 
 
 class _Trial:
-    """Some requests of known tokens, on a model of one layer and a pool of its own."""
+    """Runs fixed requests on a model of one layer with a separate pool."""
 
     def __init__(
         self, buckets: Buckets, config: StepConfig, params: Params, block_size: int, kv_dtype: str
@@ -74,9 +74,9 @@ class _Trial:
         )  # fmt: skip
 
     def bits(self, shape: Shape, largest: Shape) -> list[bytes]:
-        """Hidden states, logits, draws and log probabilities at the requests' last tokens from
-        steps of that shape: as the ends of chunks where it has chunks, and as decoding rows, whose
-        keys are computed in the largest shape.
+        """The bytes of hidden states, logits, drawn tokens and log probabilities at the requests'
+        last tokens, computed in steps of `shape`: as ends of chunks if it has chunks, and as decode
+        rows after a prefill in the largest shape.
         """
         found = []
         if shape.tokens:
@@ -109,7 +109,7 @@ class _Trial:
     def _chunks(
         self, state: EngineState, request: Request, count: int, shape: Shape
     ) -> tuple[EngineState, bytes]:
-        """Compute the first tokens of a request; the result of the last of them."""
+        """Prefill the first `count` tokens of a request; return the result of the last one."""
         end = b""
         for start in range(0, count, shape.tokens):
             row = self._row(request, start, min(shape.tokens, count - start))

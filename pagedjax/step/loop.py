@@ -1,4 +1,4 @@
-"""The step loop: schedule on the host, dispatch to the device, commit when the tokens arrive.
+"""The step loop: schedule on the host, dispatch to the device, commit the tokens when they arrive.
 
 With one step in flight, step n+1 is dispatched before the tokens of step n are read.
 """
@@ -32,7 +32,7 @@ class StepLoop:
         self.tally = Tally()
 
     def step(self) -> None:
-        """Dispatch the next step and commit the one before it, or commit the last one."""
+        """Dispatch the next step, if there is one, and commit the oldest step that is due."""
         with self.tally.time.step():
             self._runner.check_alive()
             with self._recovering():
@@ -69,7 +69,7 @@ class StepLoop:
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """After a failure within: drop steps in flight, requeue requests, restore the state."""
+        """After a failure, drop the steps in flight, restart the requests and rebuild the state."""
         try:
             yield
         except BaseException:

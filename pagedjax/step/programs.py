@@ -1,7 +1,7 @@
-"""The compiled programs of one engine: each compiled once per shape, ahead of its first run.
+"""The compiled programs of one engine: each is compiled once per shape, before its first run.
 
-Compiling ahead of time makes the number of compilations a fact that can be counted, tells the
-temporary memory of a step before the pool is allocated, and lets `warmup` compile without running.
+Ahead-of-time compilation makes compilations countable, gives the temporary memory of a step before
+the pool is allocated, and lets `warmup` compile without running.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pallas_kernels.xla_walk import CPU_OPTIONS
 
 
 class Job(NamedTuple):
-    """A program to compile: its name and shape, the function, its arguments or their shapes."""
+    """A program to compile: its name and shape, its function, its arguments or their avals."""
 
     key: tuple
     function: Any
@@ -45,14 +45,14 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 class Programs:
-    """What an engine runs, for one StepConfig; each method is one program, compiled when needed."""
+    """The programs of a StepConfig; each method runs one program and compiles it when needed."""
 
     def __init__(self, config: StepConfig) -> None:
         self._config = config
         on_cpu = config.mesh.devices.flat[0].platform == "cpu"
         self._options = CPU_OPTIONS if on_cpu else None
         self._forward = jax.jit(partial(forward.forward, config), donate_argnums=1)
-        # The slots' tokens are donated, and the tables where there are any.
+        # Each program donates the slots' tokens, and "full" also the tables.
         self._sample = {
             variant: jax.jit(
                 partial(draw.sample, config, variant),
@@ -73,7 +73,7 @@ class Programs:
 
     @property
     def num_compilations(self) -> int:
-        """Programs compiled so far."""
+        """The number of programs compiled so far."""
         return len(self._compiled)
 
     def forward(self, params: Params, state: EngineState, batch: StepBatch) -> Any:
@@ -89,7 +89,7 @@ class Programs:
         hidden: Any,
         *arrays: Any,
     ) -> Drawn:
-        """See `draw.sample`. The slots' tokens are donated, and the tables."""
+        """See `draw.sample`. The slots' tokens and the tables are donated."""
         args = (_outer(params), state.tokens, state.lengths, hidden, *arrays)
         return self._compile(_sample_key(hidden, variant), self._sample[variant], *args)(*args)
 
@@ -103,7 +103,7 @@ class Programs:
     def tables_job(
         self, num_slots: int, max_len: int, vocab_size: int, extra: dict[str, Any]
     ) -> Job:
-        """The program behind `make_tables`."""
+        """The job of the program that `make_tables` runs."""
         make = partial(tables.make_tables, num_slots, max_len, vocab_size)
         everywhere = sharding(self._config.mesh)
         function = jax.jit(make, out_shardings=everywhere)
@@ -172,7 +172,7 @@ class Programs:
     def other_jobs(
         self, state: EngineState, copies: Sequence[tuple[jax.Array, jax.Array]], tables: Any
     ) -> Iterator[Job]:
-        """The programs between steps: block copies of these sizes, and rows of the tables."""
+        """The programs that run between steps: block copies of these sizes, table writes."""
         for each in copies:
             yield Job(("copy", each[0].shape[0]), self._copy, (state.cache, *each))
         slot = jax.ShapeDtypeStruct((), jnp.int32)
@@ -188,16 +188,16 @@ class Programs:
         yield Job(("put", "edits"), self._put["edits"], (tables, slot, edits))
 
     def compile_all(self, jobs: Iterable[Job]) -> None:
-        """Compile without running; several at a time, since XLA leaves Python free meanwhile."""
+        """Compile without running, on several threads, since XLA releases the GIL."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # JAX's settings are per thread.
+            # JAX settings are per thread.
             compile_one = in_own_settings(self._compile)
             compiled = [pool.submit(compile_one, key, fn, *args) for key, fn, args in jobs]
         for each in compiled:
             each.result()
 
     def temporary_bytes(self, params: Params, state: Any, batch: StepBatch) -> int:
-        """Memory that a forward of this shape needs beyond its arguments; state may be abstract."""
+        """Temporary memory of a forward of this shape; `state` may be abstract."""
         compiled = self._forward.lower(params, state, batch).compile(self._options)
         memory = compiled.memory_analysis()
         return memory.temp_size_in_bytes if memory else 0
@@ -219,15 +219,15 @@ def _sample_key(hidden: Any, variant: str) -> tuple:
 
 
 def use_compilation_cache(folder: str | os.PathLike[str] | None) -> None:
-    """Keep compiled programs in `folder`, for this whole process; None changes nothing."""
+    """Keep compiled programs of this whole process in `folder`; None changes nothing."""
     if folder is None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # a cache that was opened before keeps its old folder
+    compilation_cache.reset_cache()  # an already opened cache would keep its folder
 
 
 def _outer(params: Params) -> Params:
-    """Without the layers, which the head does not read."""
+    """The params without the layers, which the LM head does not read."""
     return {name: leaf for name, leaf in params.items() if name != "layers"}

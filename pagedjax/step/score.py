@@ -11,7 +11,7 @@ from pagedjax.step.forward import logits_of
 from pagedjax.step.state import StepConfig
 from pagedjax.weights.params import Params
 
-SCORE_ROWS = 64  # rows whose logits exist at one time while scoring
+SCORE_ROWS = 64  # rows whose logits exist at the same time while scoring
 
 
 def score(
@@ -21,10 +21,11 @@ def score(
     hidden: jax.Array,  # [Sp, E]
     targets: jax.Array,  # [Sp]
 ) -> TokenLogprobs:  # of Sp rows
-    """Log probability of `targets[i]` as the token after token i, in slices of rows.
+    """Log probability of `targets[i]` as the token after token i, computed in slices of rows.
 
-    count: how many of the best tokens are reported beside it; None: not even its rank is. No
-    `[Sp, V]` array exists: a slice of logits is reduced before the next is made.
+    count: number of best tokens that are also returned; None: return no best tokens and no ranks.
+
+    No `[Sp, V]` array exists: each slice of logits is reduced before the next one is computed.
     """
 
     def one_slice(rows: tuple[jax.Array, jax.Array]) -> TokenLogprobs:

@@ -1,5 +1,5 @@
-"""Log probabilities from the device to those who asked for them: of given texts, of sampled
-tokens, of prompts, and of the most likely next tokens."""
+"""Hand log probabilities from the device to the requests that asked for them: of scored texts,
+sampled tokens, prompts and the most likely next tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pagedjax.sample.logprobs import TokenLogprobs
 from pagedjax.schedule.plan import Plan
 from pagedjax.schedule.request import Candidates, Request
 
-# JSON knows no infinity: a token that could not be drawn is reported with this log probability.
+# JSON has no infinity: tokens that cannot be drawn are reported with this log probability.
 LEAST_LOGPROB = -9999.0
 
 
 class ScoredArrays(NamedTuple):
     """Scores of several texts as device arrays, ready for a loss; padded to the longest text.
 
-    logprobs[b, i] is of tokens[b, i + 1]; mask[b, i] tells whether there is such a token.
+    logprobs[b, i] belongs to tokens[b, i + 1]; mask[b, i] is True if that token exists.
     """
 
     tokens: jax.Array  # [B, X] int32
@@ -29,13 +29,13 @@ class ScoredArrays(NamedTuple):
 
 
 class Scores:
-    """One float32 array of length len(tokens) - 1 for each request in hand; NaN where unknown."""
+    """One float32 array of length len(tokens) - 1 per open request; NaN where not yet known."""
 
     def __init__(self) -> None:
         self._arrays: dict[Request, np.ndarray] = {}
 
     def open(self, requests: Iterable[Request]) -> None:
-        """Make room for the scores of `requests`."""
+        """Allocate the scores of `requests`."""
         for request in requests:
             self._arrays[request] = np.full(len(request.tokens) - 1, np.nan, np.float32)
 
@@ -47,7 +47,7 @@ class Scores:
         scores: TokenLogprobs | None,  # of the chunks' tokens
         ranked: tuple[jax.Array, jax.Array] | None,  # ids and log probabilities, [R, count]
     ) -> None:
-        """Read what a step found out and hand it to the requests, before their `commit`."""
+        """Read a step's results and hand them to the requests; call before `commit`."""
         wants_logprobs = (each.params.logprobs is not None for each in plan.samplers)
         if logprobs is not None and any(wants_logprobs):
             _keep_token_logprobs(plan, tokens, _listed(logprobs))
@@ -59,7 +59,7 @@ class Scores:
             _keep_candidates(plan, *map(np.asarray, ranked))
 
     def _keep(self, plan: Plan, scores: np.ndarray) -> None:
-        """Take the scores of a step's chunks, [Sp]; those of requests not in hand are dropped."""
+        """Store the scores of a step's chunks, [Sp]; those of requests not open are dropped."""
         first = 0
         for row in plan.chunks:
             if row.request in self._arrays:
@@ -68,10 +68,10 @@ class Scores:
             first += row.num_tokens
 
     def close(self, requests: Iterable[Request], block_size: int) -> list[np.ndarray]:
-        """Hand the arrays over.
+        """Remove and return the arrays.
 
-        A text that began like another took that one's keys for whole blocks, and takes the scores
-        of these blocks here.
+        A text that shares a prefix with another reused that text's blocks without computing scores,
+        so their scores are copied here.
         """
         found = [(request.tokens, self._arrays.pop(request)) for request in requests]
         known: dict[int, np.ndarray] = {}
@@ -89,10 +89,10 @@ class Scores:
 def _numbered(
     texts: Iterable[tuple[list[int], np.ndarray]], block_size: int
 ) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """The scores of each text's full blocks, with a number that stands for all tokens up to the one
-    after the block: that block's last score is about it.
+    """The scores of each text's full blocks, each with a number that identifies all tokens up to
+    and including the one after the block, which the block's last score belongs to.
 
-    A number is made from the one before and the block alone, so long texts need no long keys.
+    A number is determined by its predecessor and the block, so long texts need no long keys.
     """
     numbers: dict[tuple[int, ...], int] = {}
     for tokens, scores in texts:
@@ -105,9 +105,9 @@ def _numbered(
 
 
 def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """Hand each request that asked for them its most likely next tokens; arrays are [R, count].
+    """Store the most likely next tokens in each request that needs them; arrays are [R, count].
 
-    One that was given a token since then, as after a preemption, needs those of its new end.
+    A request that has gained a token since, as after a preemption, needs those of its new end.
     """
     drawn = ((row.end, request) for row in plan.rows for request in row.samples)
     for index, (end, request) in enumerate(drawn):
@@ -117,15 +117,15 @@ def _keep_candidates(plan: Plan, ids: np.ndarray, logprobs: np.ndarray) -> None:
 
 
 def _keep_token_logprobs(plan: Plan, tokens: list[int], found: Any) -> None:
-    """Hand the samplers of a step the log probabilities of their tokens; call before `commit`."""
+    """Store the log probabilities of the tokens in a step's samplers; call before `commit`."""
     for index, (request, token) in enumerate(zip(plan.samplers, tokens, strict=True)):
         if request.params.logprobs is not None and not request.is_finished:
-            del request.token_logprobs[request.num_output :]  # of tokens rolled back
+            del request.token_logprobs[request.num_output :]  # of rolled-back tokens
             request.token_logprobs.append(_candidates(token, found, index, request.params.logprobs))
 
 
 def _keep_prompt_logprobs(plan: Plan, found: Any) -> None:
-    """Hand the prompts of a step's chunks the log probabilities of their tokens."""
+    """Store the log probabilities of prompt tokens in the requests of a step's chunks."""
     first = 0
     for row in plan.chunks:
         request = row.request
@@ -143,7 +143,7 @@ def _keep_prompt_logprobs(plan: Plan, found: Any) -> None:
 def score_arrays(
     requests: Sequence[Request], scores: list[np.ndarray], device: jax.Device
 ) -> ScoredArrays:
-    """The scores of the requests' tokens side by side, on `device`."""
+    """The scores of the requests' tokens as padded arrays on `device`."""
     token_lists = [request.tokens for request in requests]
     longest = max((len(tokens) for tokens in token_lists), default=1)
     tokens = np.zeros((len(token_lists), longest), np.int32)
@@ -157,8 +157,8 @@ def score_arrays(
 
 
 def _listed(found: TokenLogprobs) -> Any:
-    """The same with lists: numbers are read one by one, which takes several times as long with
-    arrays."""
+    """Convert the arrays to lists, since reading single numbers from arrays takes several times as
+    long."""
     return jax.tree.map(lambda each: np.asarray(each).tolist(), found)
 
 

@@ -1,7 +1,7 @@
-"""Per-slot arrays for penalties, biases and user functions, on the device and only when used.
+"""Per-slot device arrays for penalties, biases and user functions, allocated on first use.
 
-A slot's rows are written when a request that needs them first draws there. The history of later
-tokens is kept by the sample program itself, since the host may not have read them yet.
+A slot's rows are written when a request that needs them first draws in that slot. Later tokens are
+appended to the history by the sample program, since the host may not have read them yet.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pagedjax.step.programs import Job, Programs
 
 
 class SlotTables:
-    """The tables of one engine and who wrote their rows.
+    """The tables of one engine and the request that owns each row.
 
-    num_slots M, max_len X, vocab_size V. extra: arrays that a request may replace by its own
-    (`SamplingParams.extra`), with their defaults. always: every request needs its rows, because a
-    user function reads them.
+    num_slots M, max_len X, vocab_size V.
+    extra: the user arrays' default values, which `SamplingParams.extra` overrides.
+    always: every request needs its rows, because a user function reads them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SlotTables:
 
     @property
     def arrays(self) -> Tables:
-        """The device arrays, made when they are first wanted."""
+        """The device arrays, allocated on first use."""
         if self._arrays is None:
             self._arrays = self._programs.make_tables(*self._shape, self._extra)
         return self._arrays
@@ -55,28 +55,28 @@ class SlotTables:
         self._arrays = updated
 
     def shapes(self) -> Any:
-        """The arrays, abstract: nothing is made for the sake of compiling."""
+        """The arrays, or their avals if they are not allocated, for compilation."""
         job = self.job()
         return self._arrays or jax.eval_shape(job.function, *job.arguments)
 
     def job(self) -> Job:
-        """The program that makes the arrays."""
+        """The job of the program that allocates the arrays."""
         return self._programs.tables_job(*self._shape, self._extra)
 
     def reset(self) -> None:
-        """Forget everything, after a failed step."""
+        """Drop all arrays and owners, after a failed step."""
         self._arrays = None
         self._owners = [None] * len(self._owners)
 
     def sync(self, requests: Sequence[Request]) -> None:
-        """Bring the rows of those who draw next up to date."""
+        """Update the rows of the requests that draw next."""
         for request in requests:
             slot = request.slot
             assert slot is not None
             if self._owners[slot] is not request:
-                # What it drew since then is missing in a slot that it had before.
+                # A slot that it owned before lacks the tokens that it has drawn since.
                 self._owners = [None if each is request else each for each in self._owners]
-                # Whoever it is, the draw writes into the slot's history.
+                # The draw of any request writes to the slot's history.
                 self._owners[slot] = request if self._needs_rows(request) else None
                 self._forbidden[slot] = None
                 if self._owners[slot] is request:
@@ -96,7 +96,7 @@ class SlotTables:
         self.arrays = self._programs.put_history(self.arrays, slot, history, extra)
 
     def _write_edits(self, request: Request, slot: int) -> None:
-        """Write only what changed: forbidden ids depend on the place in the output."""
+        """Write the edits if they changed: forbidden ids depend on the output position."""
         output = request.num_tokens - 1 - request.num_prompt  # before this draw
         watched = max(request.num_prompt, len(request.tokens) - request.edits.num_watched)
         forbidden = request.edits.forbidden(request.tokens[watched:], output)

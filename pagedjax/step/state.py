@@ -1,4 +1,4 @@
-"""What lives on the device between steps, and the static part of every program."""
+"""The device state between steps, and the static configuration of the programs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pagedjax.sample.hooks import LogitsProcessor
 
 @struct.dataclass
 class EngineState:
-    """What lives on the device between steps. `M` slots; a running request owns one."""
+    """The device state between steps. Each running request owns one of M slots."""
 
     cache: KVCache
-    tokens: jax.Array  # [M], the last token sampled in the slot, whose key is not yet written
-    lengths: jax.Array  # [M], tokens of the slot whose keys are in the pool
+    tokens: jax.Array  # [M], the last token drawn in the slot; its key is not in the pool yet
+    lengths: jax.Array  # [M], number of the slot's tokens whose keys are in the pool
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """The static part of every program.
+    """The static configuration of the programs.
 
-    max_logprobs: how many of the best tokens are reported with their log probabilities.
-    processed: sampled tokens' log probabilities are those of the distribution drawn from.
-    batch_invariant: nothing is chosen by the number of rows that would change their results.
+    max_logprobs: number of best tokens whose log probabilities are reported.
+    processed: log probabilities of drawn tokens are those of the distribution drawn from.
+    batch_invariant: no choice that changes a row's result depends on the number of rows.
     """
 
     model: ModelConfig
@@ -45,14 +45,14 @@ class StepConfig:
 
     @property
     def ops(self) -> LayerOps:
-        """What the model's layers are made of."""
+        """The operations of the model's layers."""
         return layer_ops(self.implementation, self.mesh, self.batch_invariant)
 
 
 def make_state(
     config: StepConfig, num_blocks: int, block_size: int, kv_dtype: str, max_num_seqs: int
 ) -> EngineState:
-    """An empty pool and empty slots. kv_dtype: a float's name, "int8" or "fp8"."""
+    """An empty pool and empty slots. kv_dtype: a float dtype's name, "int8" or "fp8"."""
     zeros = jax.jit(
         partial(jnp.zeros, max_num_seqs, jnp.int32), out_shardings=sharding(config.mesh)
     )

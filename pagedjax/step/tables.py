@@ -1,4 +1,4 @@
-"""Per-slot tables of penalties and user arrays: the programs that write them."""
+"""The programs that write the per-slot tables of penalties and user arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagedjax.sample.penalties import Tables
 def make_tables(
     num_slots: int, max_len: int, vocab_size: int, extra: dict[str, jax.Array]
 ) -> Tables:
-    """Tables in which no slot has anything; `extra` holds the default of each user array."""
+    """Make tables of empty slots; `extra` holds the default of each user array."""
     history = jnp.zeros((num_slots, max_len), jnp.int32)
     edits = jnp.zeros((num_slots, vocab_size), jnp.float32)
     repeated = {
@@ -26,7 +26,7 @@ def put_history(
     history: jax.Array,  # [X]
     extra: dict[str, jax.Array],
 ) -> Tables:
-    """Begin a slot: its tokens so far and the user's arrays, no edits."""
+    """Initialise a slot with its tokens so far and the user's arrays, without edits."""
     return Tables(
         history=tables.history.at[slot].set(history),
         edits=tables.edits.at[slot].set(0.0),
@@ -39,5 +39,5 @@ def put_edits(
     slot: jax.Array,  # scalar
     edits: jax.Array,  # [V]
 ) -> Tables:
-    """What the slot's next draws add to the logits."""
+    """Set the edits of the slot's next draws."""
     return tables.replace(edits=tables.edits.at[slot].set(edits))  # type: ignore[attr-defined]

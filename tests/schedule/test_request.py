@@ -19,7 +19,7 @@ DEFAULTS = {
     "include_stop_str_in_output": False, "ignore_eos": False, "logit_bias": None,
     "allowed_token_ids": None, "bad_words": None, "logprobs": None, "prompt_logprobs": None,
     "skip_special_tokens": True, "detokenize": True, "cache_salt": None, "priority": 0,
-    "extra": None,
+    "extra": None, "output_kind": "cumulative",
 }  # fmt: skip
 
 REFUSED = {
@@ -58,6 +58,7 @@ REFUSED = {
     "extra": [5, [1], "name"],
     "priority": [0.5, "0", None, True, NAN],
     "cache_salt": [1, b"salt", ["a"]],
+    "output_kind": ["Delta", "", None, 0, True, ["delta"]],
 }
 
 ACCEPTED = {
@@ -86,6 +87,7 @@ ACCEPTED = {
     "extra": [{"name": 1.0}],
     "n": [1, 8, 16384],
     "cache_salt": ["salt", None],
+    "output_kind": ["cumulative", "delta", "final_only"],
 }
 
 
