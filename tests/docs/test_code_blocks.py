@@ -29,12 +29,13 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def example_folder(model_folder, tmp_path, monkeypatch):
-    """The current folder of a page's code; the compilation cache of the tests is restored."""
-    (tmp_path / "path" / "to").mkdir(parents=True)
-    for name in ("checkpoint", "source"):
-        (tmp_path / "path" / "to" / name).symlink_to(model_folder)
-    monkeypatch.chdir(tmp_path)
+    """The current folder of a page's code. Its compilation cache is the one of the tests."""
     cache = jax.config.jax_compilation_cache_dir
+    targets = {"checkpoint": model_folder, "source": model_folder, "cache": cache}
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    for name, target in targets.items():
+        (tmp_path / "path" / "to" / name).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
     yield tmp_path
     if jax.config.jax_compilation_cache_dir != cache:
         jax.config.update("jax_compilation_cache_dir", cache)
