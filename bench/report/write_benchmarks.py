@@ -21,7 +21,7 @@ def outputs() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write what differs, and name it."""
+    """Write each page and plot that has changed, and print its path."""
     for path, text in outputs().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Every code block of the README and of docs/ is run.
+"""Run every code block of the README and of docs/.
 
 Each page runs in a folder of its own in which `path/to/checkpoint` and `path/to/source` hold a tiny
-random model, so no code is replaced. The Python blocks of a page run in order in one namespace. Of
+random model, so the code runs unchanged. The Python blocks of a page run in order in one namespace. Of
 the console blocks, the commands of pagedjax run. Benchmarks take minutes, so `test_commands.py`
 only parses their command lines.
 """
@@ -29,7 +29,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def example_folder(model_folder, tmp_path, monkeypatch):
-    """The current folder of a page's code. Its compilation cache is the one of the tests."""
+    """Change to a folder with a checkpoint and with the compilation cache of the tests."""
     cache = jax.config.jax_compilation_cache_dir
     targets = {"checkpoint": model_folder, "source": model_folder, "cache": cache}
     (tmp_path / "path" / "to").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Commands, Makefile targets and extras that the documentation names against those that exist."""
+"""The commands, options, Makefile targets and extras that the documentation names exist."""
 
 import argparse
 import importlib
@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import ROOT, blocks, commands, each_page, pages_with, prose
 
-# Where `main` is, unless the command is a module of its own.
+# The module that has `main`, if it is not the module that `python -m` names.
 MODULES = {
     "pagedjax": "pagedjax.__main__",
     "pagedjax.convert": "pagedjax.convert.__main__",
@@ -20,7 +20,7 @@ MODULES = {
 
 
 class Parsed(BaseException):
-    """Raised once a command line was accepted, so that the command does not start."""
+    """Raised after a command line was parsed, so that the command does not run."""
 
 
 def parse(module, arguments, monkeypatch):
@@ -54,8 +54,7 @@ def test_modules_named_in_the_text_exist(page):
 
 
 @each_page
-def test_other_blocks_name_what_exists(page):
-    """Targets of the Makefile, and extras of the package."""
+def test_targets_and_extras_exist(page):
     text = "".join(blocks(page, ""))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\S+)", text, re.MULTILINE):

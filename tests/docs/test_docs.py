@@ -1,4 +1,4 @@
-"""The documentation against the code: links, imports, the quickstart and the picture."""
+"""Links, imports, the quickstart and the overview picture of the documentation."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def anchors(page) -> set[str]:
-    """What GitHub makes of the headings: lower case, no punctuation, hyphens for spaces."""
+    """The anchors that GitHub generates from the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
@@ -21,7 +21,7 @@ def test_readme_is_one_page():
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_link_targets_exist(page):
     for link in LINK.findall(prose(page)):
         if link.startswith(("http://", "https://")):
             continue
@@ -33,7 +33,7 @@ def test_links_lead_somewhere(page):
 
 
 @each_page
-def test_python_blocks_import_what_exists(page):
+def test_imported_names_exist(page):
     for code in blocks(page, "python"):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pagedjax"):
@@ -47,6 +47,14 @@ def test_readme_shows_the_quickstart():
     docstring, _, code = script.partition("\n\n")
     assert docstring.startswith('"""')
     assert code in blocks(ROOT / "README.md", "python")
+
+
+@each_page
+def test_reference_links_are_defined(page):
+    text = prose(page)
+    defined = re.findall(r"^\[([\w-]+)\]: https://", text, re.MULTILINE)
+    assert set(re.findall(r"\]\[([\w-]+)\]", text)) == set(defined)
+    assert len(defined) == len(set(defined))
 
 
 def test_every_page_is_linked_from_the_readme():

@@ -1,4 +1,4 @@
-"""Figures and plots of the documentation against the JSON files in bench/results."""
+"""Figures and plots of the documentation match the JSON files in bench/results."""
 
 import re
 
@@ -21,13 +21,13 @@ def expected():
     "name", ["README.md", "docs/benchmarks.md", "docs/kernels.md", "docs/throughput.svg",
              "docs/kv_utilization.svg"],
 )  # fmt: skip
-def test_figures_are_those_of_the_results(name, expected):
+def test_page_and_plots_match_the_results(name, expected):
     remedy = "stale; run python -m bench.report.write_benchmarks"
     assert (ROOT / name).read_text(encoding="utf-8") == expected[ROOT / name], remedy
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_figure_is_typed(page):
+def test_no_figures_outside_generated_sections(page):
     text = NAMES.sub("", generated.outside(page.read_text(encoding="utf-8")))
     assert FIGURE.findall(FENCE.sub("", text)) == []
 
@@ -39,7 +39,7 @@ def test_a_changed_result_makes_a_page_stale():
     assert generated.filled(filled) == filled
 
 
-def test_the_command_writes_what_differs(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_changed_pages(tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- figures: memory memory -->\n<!-- end of figures -->\n")
     monkeypatch.setattr(write_benchmarks, "ROOT", tmp_path)
