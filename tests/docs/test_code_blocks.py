@@ -1,8 +1,8 @@
 """Run every code block of the README and of docs/.
 
 Each page runs in a folder of its own in which `path/to/checkpoint` and `path/to/source` hold a tiny
-random model, so the code runs unchanged. The Python blocks of a page run in order in one namespace. Of
-the console blocks, the commands of pagedjax run. Benchmarks take minutes, so `test_commands.py`
+random model, so the code runs unchanged. The Python blocks of a page run in order in one namespace.
+Of the console blocks, the commands of pagedjax run. Benchmarks take minutes, so `test_commands.py`
 only parses their command lines.
 """
 
