@@ -60,8 +60,9 @@ def _draw_throughput(axes: Any) -> None:
         above = [each["max"] - each["median"] for each in spreads]
         _bars(axes, groups, number, len(names), medians, name, COLOURS[number], (below, above))
     _finish(axes, [label for _, label in THROUGHPUT], "output tokens/s")
-    requests = found[0]["workload"]["requests"]
-    axes.set_title(f"{results.model(found[0])}, {requests} requests, 2-core CPUs: median, min, max")
+    requests, cores = found[0]["workload"]["requests"], found[0]["header"]["cores"]
+    model = results.model(found[0])
+    axes.set_title(f"{model}, {requests} requests, CPUs with {cores} cores: median, min, max")
 
 
 def _draw_utilization(axes: Any) -> None:
