@@ -7,6 +7,7 @@ out whole, for they are long and what they look at has a shorter or plainer test
 
 VARIANTS_KEPT = {
     "bench/test_attention.py": 1,
+    "docs/test_code_blocks.py": 1,
     "engine/test_engine.py": 1,
     "engine/test_parity_tiny.py": 1,
     "engine/test_prefix_cache.py": 1,
@@ -36,6 +37,8 @@ LEFT_OUT = {
     "bench/test_sampling.py": ["test_a_small_run"],
     "bench/test_scaling.py": ["test_a_small_run"],
     "bench/test_scoring.py": ["test_a_small_run"],
+    # That the quickstart runs stays, in test_command_line.py.
+    "docs/test_code_blocks.py": ["test_the_quickstart_prints_what_the_readme_shows"],
     # An engine whose params are on a mesh stays.
     "devices/test_mesh.py": [
         "test_axes_of_any_type",

@@ -1,33 +1,17 @@
-"""The documentation against the code: links, imports, the quickstart and the picture."""
+"""Links, imports, the quickstart and the overview picture of the documentation."""
 
 import ast
 import importlib
 import re
-from pathlib import Path
-
-import pytest
 
 from bench.report.draw_overview import TARGET, overview
+from tests.docs.pages import PAGES, ROOT, blocks, each_page, prose
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def prose(page: Path) -> str:
-    return FENCE.sub("", page.read_text(encoding="utf-8"))
-
-
-def python_blocks(page: Path) -> list[str]:
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [code for language, code in found if language == "python"]
-
-
-def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings: lower case, no punctuation, hyphens for spaces."""
+def anchors(page) -> set[str]:
+    """The anchors that GitHub generates from the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
@@ -37,7 +21,7 @@ def test_readme_is_one_page():
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_link_targets_exist(page):
     for link in LINK.findall(prose(page)):
         if link.startswith(("http://", "https://")):
             continue
@@ -49,8 +33,8 @@ def test_links_lead_somewhere(page):
 
 
 @each_page
-def test_python_blocks_import_what_exists(page):
-    for code in python_blocks(page):
+def test_imported_names_exist(page):
+    for code in blocks(page, "python"):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pagedjax"):
                 module = importlib.import_module(node.module)
@@ -62,7 +46,15 @@ def test_readme_shows_the_quickstart():
     script = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
     docstring, _, code = script.partition("\n\n")
     assert docstring.startswith('"""')
-    assert code in python_blocks(ROOT / "README.md")
+    assert code in blocks(ROOT / "README.md", "python")
+
+
+@each_page
+def test_reference_links_are_defined(page):
+    text = prose(page)
+    defined = re.findall(r"^\[([\w-]+)\]: https://", text, re.MULTILINE)
+    assert set(re.findall(r"\]\[([\w-]+)\]", text)) == set(defined)
+    assert len(defined) == len(set(defined))
 
 
 def test_every_page_is_linked_from_the_readme():
