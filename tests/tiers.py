@@ -13,7 +13,9 @@ VARIANTS_KEPT = {
     "engine/test_serving_cases.py": 1,
     "kernels/test_mosaic_decode.py": 1,
     "kernels/test_triton_kernels.py": 1,
+    "kernels/test_one_byte_formats.py": 1,
     "kernels/test_xla_decode.py": 1,
+    "kernels/test_xla_options.py": 1,
     "kernels/test_xla_prefill.py": 1,
     "kernels/test_xla_programs.py": 1,
     "kernels/test_xla_write.py": 1,
@@ -27,7 +29,6 @@ VARIANTS_KEPT = {
     "search/test_beam_scheduling.py": 1,
     "search/test_beam_search.py": 2,
     "step/test_batch_invariance.py": 1,
-    "step/test_xla_options.py": 1,
     "text/test_transcript.py": 2,
     "weights/test_checkpoint.py": 2,
 }
