@@ -1,6 +1,6 @@
 """What compiling for GPUs says, on a machine that has none: memory, kernels, exchanges.
 
-The cases are in `tests.support.aot_process`, which one child process per GPU compiles.
+The cases are in `tests.support.aot_cases`; one child process per GPU compiles them.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels import aot
-from tests.support.aot_process import CASES, REGISTERS, SHARED_BYTES, everything
+from tests.support.aot_cases import CASES, REGISTERS, SHARED_BYTES, everything
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / ".aot"
