@@ -1,4 +1,4 @@
-"""Engine options: their defaults, and which values are accepted and refused."""
+"""`EngineConfig`: defaults, accepted values and refused values."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ SIZES = ["max_model_len", "block_size", "num_blocks", "kv_cache_bytes", "max_num
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "16", True, float("inf")])
 @pytest.mark.parametrize("name", SIZES)
-def test_a_size_that_is_no_positive_int_is_named(name, value):
+def test_a_size_that_is_not_a_positive_int_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name}={value!r}"):
         EngineConfig(**{name: value})
 
@@ -52,7 +52,7 @@ def test_an_option_at_the_edge_of_its_range_is_accepted(name, value):
     assert getattr(EngineConfig(**{name: value}), name) == value
 
 
-def test_the_engines_defaults_are_those_of_the_contract():
+def test_the_documented_defaults():
     fields = {each.name: each.default for each in dataclasses.fields(EngineConfig)}
     assert fields == {
         "max_model_len": None, "block_size": 16, "num_blocks": None,
@@ -69,11 +69,11 @@ def test_the_engines_defaults_are_those_of_the_contract():
 
 
 @pytest.mark.parametrize("value", ["auto", "float32", "bfloat16", "float16"])
-def test_a_dtype_of_the_contract_is_accepted(value):
+def test_a_supported_dtype_is_accepted(value):
     assert check_dtype("dtype", value) == value
 
 
 @pytest.mark.parametrize("value", ["float64", "int8", "", None])
-def test_another_dtype_is_named(value):
+def test_an_unsupported_dtype_is_named(value):
     with pytest.raises(ValueError, match=f"dtype={value!r}"):
         check_dtype("dtype", value)

@@ -1,4 +1,4 @@
-"""Model configs: where Hugging Face writes each value, and which values are refused."""
+"""`ModelConfig.from_hf`: every place of a value in a `config.json`, and refused values."""
 
 import dataclasses
 import re
@@ -20,7 +20,7 @@ from tests.support.tiny_models import hf_config
     ids=["absent", "null", "given", "not the quotient"],
 )  # fmt: skip
 def test_head_dim(changes, head_dim):
-    """B09."""
+    """Case B09."""
     assert from_hf(**changes).head_dim == head_dim
 
 
@@ -44,7 +44,7 @@ def test_kv_heads(changes, counts):
      ("tie_word_embeddings", "tie_word_embeddings"), ("attention_bias", "attention_bias"),
      ("mlp_bias", "mlp_bias"), ("model_type", "model_type")],
 )  # fmt: skip
-def test_a_value_of_hugging_face_arrives_in_its_field(name, field):
+def test_each_hugging_face_value_sets_its_field(name, field):
     values = {"rms_norm_eps": 0.125, "initializer_range": 0.5, "model_type": "other"}
     values |= {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
     flags = ("tie_word_embeddings", "attention_bias", "mlp_bias")
@@ -76,12 +76,12 @@ def test_a_missing_value_is_named(name, present):
      ({"vocab_size": True}, "vocab_size=True"), ({"hidden_size": "64"}, "hidden_size='64'")],
     ids=str,
 )  # fmt: skip
-def test_an_impossible_value_is_named(changes, named):
+def test_an_invalid_value_is_named(changes, named):
     with pytest.raises(ValueError, match=named):
         from_hf(**changes)
 
 
-def test_equal_configs_are_one_static_argument():
+def test_equal_configs_have_equal_hashes():
     assert len({from_hf(eos_token_id=[5, 9]), from_hf(eos_token_id=[5, 9])}) == 1
 
 
@@ -93,7 +93,7 @@ def test_configs_are_frozen(config):
 
 @pytest.mark.parametrize("value", ["false", "true", 0, 1, [], {}])
 @pytest.mark.parametrize("name", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
-def test_a_boolean_that_is_none_is_refused_by_name(name, value):
+def test_a_flag_that_is_not_a_boolean_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name}=.* must be true, false or null"):
         ModelConfig.from_hf({**hf_config("base"), name: value})
 
@@ -108,7 +108,7 @@ def test_a_number_given_as_a_string_is_refused(name):
         ModelConfig.from_hf({**config, name: "8"})
 
 
-# -- what would change the mathematics ------------------------------------------------------------
+# -- unsupported models ---------------------------------------------------------------------------
 
 
 def test_a_quantised_checkpoint_names_its_method():
@@ -138,8 +138,8 @@ def test_silu_under_both_names_is_accepted(activation):
      ({"eos_token_id": 5}, {"eos_token_id": [7, 9]}, (7, 9)),
      ({"eos_token_id": [5, 9]}, {"eos_token_id": 0}, (0,)), ({}, {"eos_token_id": 3}, (3,))],
 )  # fmt: skip
-def test_the_generation_config_wins_over_the_config(config, generation, ids):
-    """B19."""
+def test_the_generation_config_overrides_the_config(config, generation, ids):
+    """Case B19."""
     assert from_hf(generation, **config).eos_token_ids == ids
 
 
@@ -148,7 +148,7 @@ BAD_EOS = ["5", "12", ["5"], [5, "9"], -1, [5, -1], 128, [5, 128], 5.0, [2.5], T
 
 
 @pytest.mark.parametrize("eos", BAD_EOS)
-def test_an_end_that_is_no_id_of_the_vocabulary_is_named(eos):
+def test_an_eos_id_outside_the_vocabulary_is_named(eos):
     named = re.escape(f"eos_token_id={eos!r} must be an id from 0 to 127")
     for config, generation in (({"eos_token_id": eos}, None), ({}, {"eos_token_id": eos})):
         with pytest.raises(ValueError, match=named):
@@ -157,7 +157,7 @@ def test_an_end_that_is_no_id_of_the_vocabulary_is_named(eos):
         dataclasses.replace(from_hf(), eos_token_ids=eos)
 
 
-def test_an_end_that_the_generation_config_replaces_is_not_looked_at():
+def test_an_eos_id_replaced_by_the_generation_config_is_not_checked():
     assert from_hf({"eos_token_id": 7}, eos_token_id=128).eos_token_ids == (7,)
 
 
@@ -166,5 +166,5 @@ def test_an_end_that_the_generation_config_replaces_is_not_looked_at():
     [(None, ()), (127, (127,)), (np.int32(3), (3,)), ([], ()), ([127], (127,)), ((0, 5), (0, 5)),
      (np.array([5, 9]), (5, 9))],
 )  # fmt: skip
-def test_ends_within_the_vocabulary_become_a_tuple(eos, ids):
+def test_eos_ids_within_the_vocabulary_become_a_tuple(eos, ids):
     assert dataclasses.replace(from_hf(), eos_token_ids=eos).eos_token_ids == ids

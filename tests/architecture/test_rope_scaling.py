@@ -1,4 +1,4 @@
-"""Rotary embeddings in a config: where Hugging Face writes them, and which are refused."""
+"""Rope parameters: every place of them in a `config.json`, and refused values."""
 
 import re
 
@@ -26,12 +26,12 @@ LLAMA3 = {
      {"rope_scaling": {"type": "default", "rope_theta": 500000.0}}],
     ids=["nested", "top", "nested without theta", "old name", "null", "old name nested"],
 )  # fmt: skip
-def test_every_place_of_theta_means_the_same(places):
-    """B10."""
+def test_theta_is_read_from_every_place(places):
+    """Case B10."""
     assert from_hf(**places).rope == RopeScaling(theta=500000.0)
 
 
-def test_no_theta_is_ten_thousand():
+def test_theta_defaults_to_ten_thousand():
     assert from_hf().rope == RopeScaling(theta=10000.0)
 
 
@@ -51,21 +51,21 @@ def test_a_missing_parameter_of_llama3_is_named(name):
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope"])
-def test_another_rope_type_is_named(kind, key):
+def test_an_unsupported_rope_type_is_named(kind, key):
     with pytest.raises(NotImplementedError, match=repr(kind)):
         from_hf(rope_scaling={key: kind, "factor": 2.0})
 
 
 @pytest.mark.parametrize("theta", [0, -1.0, float("inf"), float("nan"), 10**400, "1e4"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_impossible_theta_is_named(theta, nested):
+def test_an_invalid_theta_is_named(theta, nested):
     place = {"rope_theta": theta}
     with pytest.raises(ValueError, match="rope_theta"):
         from_hf(**({"rope_parameters": place} if nested else place))
 
 
 @pytest.mark.parametrize("value", [0, -8.0, float("nan"), "8"])
-def test_an_impossible_factor_is_named(value):
+def test_an_invalid_factor_is_named(value):
     with pytest.raises(ValueError, match="factor"):
         from_hf(rope_parameters=LLAMA3 | {"factor": value})
 
@@ -84,18 +84,18 @@ def test_an_impossible_factor_is_named(value):
      ({"high_freq_factor": 0.5}, "high_freq_factor=0.5 must be above low_freq_factor=1.0")],
     ids=str,
 )  # fmt: skip
-def test_a_rope_scaling_that_cannot_be_computed_is_named(changes, named):
+def test_an_invalid_rope_scaling_is_named(changes, named):
     with pytest.raises(ValueError, match=f"^{re.escape(named)}"):
         RopeScaling(**{"rope_type": "llama3", "factor": 8.0, **changes})
 
 
-def test_llama3_of_a_checkpoint_whose_bands_overlap_is_refused():
+def test_llama3_scaling_with_overlapping_bands_is_refused():
     with pytest.raises(ValueError, match=r"high_freq_factor=1.0 must be above low_freq_factor=1.0"):
         from_hf(rope_parameters=LLAMA3 | {"high_freq_factor": 1.0})
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_partial_rotation_is_refused(nested):
+def test_partial_rotation_is_refused(nested):
     place = {"partial_rotary_factor": 0.5}
     with pytest.raises(NotImplementedError, match="partial_rotary_factor=0.5"):
         from_hf(**({"rope_parameters": place} if nested else place))

@@ -1,4 +1,4 @@
-"""`python -m pagedjax.convert`: exit status, messages, and signals while it works."""
+"""`python -m pagedjax.convert`: exit status, messages, and signals during a conversion."""
 
 import signal
 import subprocess
@@ -25,7 +25,7 @@ def _command(*arguments, **options):
 
 
 def test_command_line(tmp_path):
-    """Exit status, one line, no traceback; importing brings neither gguf nor transformers."""
+    """Exit status, one-line errors; importing the package imports neither gguf nor transformers."""
     write_hf_folder("base", tmp_path / "hf")
     done = _command(tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16", "--verify")
     assert (done.returncode, done.stderr) == (0, "")
@@ -40,10 +40,10 @@ def test_command_line(tmp_path):
     assert run.stdout.strip() == "set()"
 
 
-# A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
-# installs no handler: the handler set here is what a command started at a terminal has. At the
-# second tensor the conversion says so and waits for the signal, so that it is not over before, and
-# not in a garbage collection, whose callbacks lose exceptions.
+# A shell starts background jobs with SIGINT ignored, and Python then installs no handler, so the
+# program sets the handler of a command started at a terminal. At the second tensor the conversion
+# prints a line and waits for the signal: it is then still running, and not in a garbage collection,
+# whose callbacks lose exceptions.
 HEARS_INTERRUPTS = """
 import runpy, signal, time
 from pagedjax.convert import assembly
@@ -66,7 +66,7 @@ runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
     [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, 143, "")],
     ids=["keyboard", "terminate"],
 )
-def test_a_signal_while_tensors_are_written_leaves_nothing(tmp_path, sent, status, said):
+def test_a_signal_while_tensors_are_written_leaves_no_folder(tmp_path, sent, status, said):
     write_hf_folder("base", tmp_path / "hf")
     command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
     with subprocess.Popen(

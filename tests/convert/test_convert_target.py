@@ -1,4 +1,4 @@
-"""The folder that a conversion writes: whole or not at all, whatever happens."""
+"""The folder that a conversion writes: complete, or absent after any failure."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def test_existing_target(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
-    """A device such as /dev/null would be gone for everybody."""
+def test_only_folders_are_replaced(tmp_path, overwrite):
+    """Replacing a device such as /dev/null would remove it for every process."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "file").write_text("keep")
     os.mkfifo(tmp_path / "pipe")
@@ -43,7 +43,7 @@ def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
 
 
 def test_a_mount_point_is_refused_before_any_work(tmp_path, monkeypatch):
-    """It cannot be renamed, and no folder can take its place."""
+    """A mount point cannot be renamed or replaced by a folder."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
@@ -62,7 +62,7 @@ def test_the_working_folder_can_be_replaced(tmp_path, monkeypatch, dots):
 
 
 @pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
-def test_target_and_source_in_each_other(tmp_path, target):
+def test_a_target_within_its_source_or_around_it_is_refused(tmp_path, target):
     write_hf_folder("base", tmp_path / "hf")
     with pytest.raises(ValueError, match="in each other"):
         convert(tmp_path / "hf", tmp_path / target, overwrite=True, progress=False)
@@ -71,8 +71,8 @@ def test_target_and_source_in_each_other(tmp_path, target):
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
-    """Whatever goes wrong half-way, there is no new folder and the old one is untouched."""
+def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch, failure, existing):
+    """After a failure half-way there is no new folder, and the old one is unchanged."""
     write_hf_folder("base", tmp_path / "hf")
     if existing:
         (tmp_path / "a").mkdir()
@@ -98,8 +98,8 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, OSError])
-def test_a_failure_to_remove_the_old_folder_is_no_failure(tmp_path, monkeypatch, capsys, failure):
-    """The new folder is in place; what is left of the old one has a plain name, and is named."""
+def test_a_failure_to_remove_the_old_folder_raises_nothing(tmp_path, monkeypatch, capsys, failure):
+    """The new folder is in place; the rest of the old one is renamed, and a message names it."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "out").mkdir()
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""One-byte formats: the stored bits, their writes, and temporaries of the XLA ops over them."""
+"""One-byte formats: stored bits, writes, and temporaries of the XLA ops."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ STORED = {"int8": np.int8, "fp8": np.uint8}
 
 
 def written(write, kind, blocks, offsets, values):
-    """Pool and scales of sentinels after `write` has put the values there."""
+    """Pool and scales, prefilled with 7 and -7, after `write` has stored the values."""
     pool, scales = np.full((3, 5, 2, SIZE, WIDTH), 7, STORED[kind]), np.full((3, 5, 2, SIZE), -7.0)
     at = [np.array(each, np.int32) for each in (blocks, offsets)]
     found = write(pool, scales.astype(jnp.bfloat16), np.int32(LAYER), *at, values)
@@ -25,7 +25,7 @@ def written(write, kind, blocks, offsets, values):
 
 
 def assert_written(got, wanted):
-    """Bit for bit."""
+    """Check that two pools and their scales are bit-identical."""
     for ours, theirs in zip(got, wanted, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
@@ -40,7 +40,7 @@ def assert_written(got, wanted):
     ids=["one", "edges", "padding", "only padding", "far padding", "nothing"],
 )  # fmt: skip
 def test_quantised_writes_agree_with_the_reference(kind, dtype, blocks, offsets):
-    """Blocks of N and more are dropped, and nothing but the named places changes."""
+    """Writes to block N and above are dropped, and nothing else changes."""
     values = queries(len(blocks), 2, WIDTH, dtype, seed=9)
     got = written(jax.jit(xla_write.write_quantised), kind, blocks, offsets, values)
     wanted = written(reference.write_quantised, kind, blocks, offsets, values)
@@ -49,7 +49,7 @@ def test_quantised_writes_agree_with_the_reference(kind, dtype, blocks, offsets)
 
 @KINDS
 def test_quantised_writes_of_all_magnitudes_agree_with_the_reference(kind):
-    """Zeros, and vectors of 1e-20 to 1e20; 20 x 2 of them in one write."""
+    """Zeros, and vectors of magnitudes 1e-20 to 1e20, 20 x 2 in one write."""
     values = queries(20, 2, WIDTH, "float32", seed=10)
     values *= 10.0 ** np.linspace(-20, 20, 40, dtype=np.float32).reshape(20, 2, 1)
     values[3], values[7, 1] = 0, -0.0
@@ -61,8 +61,9 @@ def test_quantised_writes_of_all_magnitudes_agree_with_the_reference(kind):
 
 
 @KINDS
-def test_a_stored_vector_is_near_the_written_one(kind):
-    """int8: half a step of the largest; fp8: half of the last of 4 bits; and a scale's rounding."""
+def test_a_stored_vector_is_close_to_the_given_one(kind):
+    """The error is at most half a step in int8 and half of the last of 4 bits in fp8, plus the
+    rounding of the scale."""
     values = queries(50, 2, 64, "float32", seed=11)
     stored, scales = formats.quantise(values, kind)
     error = np.abs(
@@ -74,7 +75,7 @@ def test_a_stored_vector_is_near_the_written_one(kind):
 
 
 @KINDS
-def test_a_vector_with_a_nan_stays_one(kind):
+def test_a_vector_with_a_nan_has_a_nan_scale(kind):
     values = np.ones((1, 4), np.float32)
     values[0, 2] = np.nan
     stored, scales = formats.quantise(values, kind)
@@ -87,12 +88,12 @@ def test_a_vector_with_a_nan_stays_one(kind):
      (2.0**-9, 0x01), (2.0**-10, 0x00), (17.0, 0x58), (19.0, 0x5A), (-432.0, 0xFE)],
 )  # fmt: skip
 def test_the_bits_of_an_fp8_value(value, bits):
-    """Rounded to the nearest, ties to even; the 448 beside it makes the scale 1."""
+    """Values are rounded to nearest, ties to even; the 448 makes the scale 1."""
     stored, scales = jax.jit(formats.quantise, static_argnums=1)(np.float32([value, 448.0]), "fp8")
     assert (int(stored[0]), float(scales)) == (bits, 1.0)
 
 
-def test_every_byte_of_fp8_decodes_to_its_number():
+def test_every_fp8_byte_decodes_to_its_value():
     every = np.arange(256, dtype=np.uint8)
     wanted = every.view(jnp.float8_e4m3fn).astype(np.float32)
     for dtype in ("float32", "bfloat16", "float16"):
@@ -102,8 +103,8 @@ def test_every_byte_of_fp8_decodes_to_its_number():
 
 @KINDS
 @pytest.mark.parametrize("op", ["decode", "prefill", "write"])
-def test_temporaries_do_not_grow_with_a_pool_of_bytes(op, kind):
-    """XLA on CPU converts a whole pool of fp8 floats; it has to leave the bytes alone."""
+def test_temporaries_do_not_grow_with_a_one_byte_pool(op, kind):
+    """XLA on CPU would convert a whole pool of dtype fp8, so the pool holds bytes."""
 
     def temporaries(blocks):
         pool = jax.ShapeDtypeStruct((3, blocks, 2, 16, 64), STORED[kind])

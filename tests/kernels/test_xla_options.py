@@ -1,4 +1,4 @@
-"""Windows, soft caps and one-byte pools of the XLA ops, against the reference."""
+"""XLA ops with windows, soft caps and one-byte pools, against the reference."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from tests.support.xla_ops import decode, prefill
 SIZE = 4
 KV_HEADS, GROUP, WIDTH, SCALE = 2, 3, 8, 0.35
 LENGTHS = [0, 1, SIZE, SIZE + 1, 130, 300, 41]
-COUNTS = [0, 1, 2, 5, 130, 35, 0]  # of queries, in the prefills
+COUNTS = [0, 1, 2, 5, 130, 35, 0]  # queries per row of a prefill
 OPTIONS = pytest.mark.parametrize(
     ("window", "soft_cap", "kind"),
     [(1, None, None), (SIZE, None, None), (SIZE + 1, None, None), (40, None, None),
@@ -22,7 +22,7 @@ OPTIONS = pytest.mark.parametrize(
 
 
 def given(made, window, soft_cap, kind, dtype="float32"):
-    """Arguments and options of an op for these options."""
+    """Arguments and keyword options of an op, on a pool of `kind` or, if None, `dtype`."""
     options = {"scale": SCALE, "window": window, "soft_cap": soft_cap}
     if kind is None:
         return made.cast(dtype), options
@@ -58,7 +58,7 @@ def test_prefill_agrees_with_the_reference(window, soft_cap, kind):
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", None])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_short_floats_compute_from_a_pool_of_bytes(dtype, kind):
+def test_16_bit_queries_on_pools_of_every_kind(dtype, kind):
     made = problem(LENGTHS, KV_HEADS, SIZE, WIDTH, seed=3)
     arguments, options = given(made, 40, 5.0, kind, dtype)
     q = queries(len(LENGTHS), KV_HEADS * GROUP, WIDTH, dtype)
@@ -68,7 +68,7 @@ def test_short_floats_compute_from_a_pool_of_bytes(dtype, kind):
 
 
 def test_decode_of_many_rows_agrees_with_the_reference():
-    """More rows than are attended at once, so the last batch has rows of padding."""
+    """More rows than ROWS_AT_ONCE, so the last batch of rows has padding."""
     lengths = np.random.default_rng(4).integers(150, 400, xla_decode.ROWS_AT_ONCE + 3).tolist()
     arguments, options = given(problem(lengths, KV_HEADS, SIZE, WIDTH, seed=4), 40, None, "int8")
     q = queries(len(lengths), KV_HEADS * GROUP, WIDTH, "float32")
@@ -79,8 +79,8 @@ def test_decode_of_many_rows_agrees_with_the_reference():
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", None])
-def test_keys_before_every_window_may_hold_anything(kind):
-    """Their pages may be another's by now, and their table entries no block at all."""
+def test_keys_before_every_window_are_ignored(kind):
+    """Their pages may belong to another request, and their table entries may be invalid."""
     window = 40
     whole = problem(LENGTHS, KV_HEADS, SIZE, WIDTH, seed=5)
     q = queries(sum(COUNTS), KV_HEADS * GROUP, WIDTH, "float32")
@@ -98,7 +98,8 @@ def test_keys_before_every_window_may_hold_anything(kind):
 
 @pytest.mark.parametrize("kind", ["fp8", None])
 def test_decode_rows_do_not_change_with_their_neighbours(kind):
-    """Bit for bit: a short neighbour makes a long row walk groups before its window."""
+    """Results are bit-identical although a short neighbour makes a long row loop over groups of
+    pages before its window."""
     lengths = [600, 5, 300, 17]
     made = problem(lengths, KV_HEADS, SIZE, 64, seed=6)
     (*pools, layer, tables, lens), options = given(made, 40, 30.0, kind)
@@ -111,7 +112,7 @@ def test_decode_rows_do_not_change_with_their_neighbours(kind):
 
 @pytest.mark.parametrize("kind", ["fp8", None])
 def test_prefill_rows_do_not_change_with_their_neighbours(kind):
-    """Bit for bit, in the same number of queries."""
+    """Results are bit-identical for the same total number of queries."""
     lengths, counts = [600, 5, 300, 17], np.array([33, 2, 40, 17])
     made = problem(lengths, KV_HEADS, SIZE, 64, seed=7)
     (*pools, layer, tables, lens), options = given(made, 40, 30.0, kind)

@@ -1,4 +1,4 @@
-"""Prefill by XLA against the reference, with poison in everything that it must not read."""
+"""XLA prefill against the reference, on poisoned pools."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.support.xla_ops import DTYPES, KV_HEADS, SHAPES, assert_close, decode
 
 
 def ragged(size):
-    """(context length, queries) at the edges: no query, one, a page, a tile and more, a resume."""
+    """(context length, queries) of: no query, one, a page, several tiles, later chunks."""
     return [(0, 0), (1, 1), (size, size), (size + 1, 1), (130, 130), (7, 0), (130, 33), (40, 32)]
 
 
@@ -25,7 +25,7 @@ def test_prefill_agrees_with_the_reference(width, group, size, dtype):
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 31, 32, 33, 130])
 def test_prefill_of_one_whole_prompt(length):
-    spare = 34 - -(-length // 4)  # so that one compiled shape serves all lengths
+    spare = 34 - -(-length // 4)  # pads the table, so that one compiled program serves all lengths
     arguments = problem([length], KV_HEADS, 4, 8, seed=2, spare=spare).cast("float32")
     q = queries(130, 6, 8, "float32")
     wanted = reference.paged_prefill(q, *arguments, starts([length]), scale=0.3)
@@ -33,14 +33,14 @@ def test_prefill_of_one_whole_prompt(length):
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [3, 0, 2], [0, 5, 0]])
-def test_prefill_queries_of_no_row_are_zero(counts):
+def test_padding_queries_of_prefill_are_zero(counts):
     arguments = problem([9] * len(counts), KV_HEADS, 4, 8, seed=3).cast("float32")
     q = queries(45, 6, 8, "float32")
     out = np.asarray(prefill(q, *arguments, starts(counts), scale=1.0))
     np.testing.assert_array_equal(out[sum(counts) :], 0)
 
 
-def test_prefill_of_one_query_a_row_is_decode():
+def test_prefill_of_one_query_per_row_equals_decode():
     lengths = [1, 5, 130, 16]
     arguments = problem(lengths, KV_HEADS, 4, 8, seed=4).cast("float32")
     q = queries(4, 6, 8, "float32")
@@ -49,7 +49,7 @@ def test_prefill_of_one_query_a_row_is_decode():
 
 
 def test_a_query_does_not_see_the_keys_after_it():
-    """Changing the last key of a prompt changes the last query's output and no other's."""
+    """Changing the last key and value of a prompt changes only the last query's output."""
     k_pool, v_pool, layer, tables, lens = problem([9], KV_HEADS, 4, 8, seed=5).cast("float32")
     q = queries(9, 6, 8, "float32")
     before = np.asarray(prefill(q, k_pool, v_pool, layer, tables, lens, starts([9]), scale=1.0))
@@ -62,7 +62,7 @@ def test_a_query_does_not_see_the_keys_after_it():
 
 @DTYPES
 def test_prefill_rows_do_not_change_with_their_neighbours(dtype):
-    """Bit for bit, in the same number of queries."""
+    """Results are bit-identical for the same total number of queries."""
     lengths, counts = [33, 5, 140, 17], np.array([33, 2, 40, 17])
     *pools, layer, tables, lens = problem(lengths, KV_HEADS, 4, 64, seed=7).cast(dtype)
     q = queries(counts.sum(), 6, 64, dtype)

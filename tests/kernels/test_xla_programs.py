@@ -1,4 +1,4 @@
-"""Programs of the XLA ops: data types of products, large pools, and one copy for all layers."""
+"""Compiled XLA ops: data types of products, pools beyond int32, one copy for all layers."""
 
 import re
 from functools import partial
@@ -15,7 +15,7 @@ from tests.support.xla_ops import KV_HEADS
 
 @pytest.mark.parametrize("op", [xla_decode.paged_decode, xla_prefill.paged_prefill])
 def test_products_are_in_float32_on_cpu_and_in_the_models_type_elsewhere(op):
-    """On CPU only what is returned is rounded; a GPU's tensor cores take 16-bit operands."""
+    """On CPU only the output is rounded; a GPU's tensor cores need 16-bit operands."""
     arguments = problem([33, 140], KV_HEADS, 16, 64, seed=9).cast("bfloat16")
     if op is xla_prefill.paged_prefill:
         arguments = (*arguments, starts([1, 1]))
@@ -37,7 +37,7 @@ def test_products_are_in_float32_on_cpu_and_in_the_models_type_elsewhere(op):
 
 # -- a pool of 80 GiB -----------------------------------------------------------------------------
 
-POOL = (32, 80_000, 8, 16, 128)  # 39 GiB of bfloat16 for keys, and as much for values
+POOL = (32, 80_000, 8, 16, 128)  # 39 GiB of bfloat16 each for keys and values
 
 
 def shaped(shape, dtype="int32"):
@@ -45,7 +45,7 @@ def shaped(shape, dtype="int32"):
 
 
 def large(op):
-    """The op applied to the large pool, to be traced and never run, and its arguments."""
+    """An op and abstract arguments with the large pool, for tracing."""
     pool, layer = shaped(POOL, "bfloat16"), shaped(())
     if op == "write":
         values = shaped((64, 8, 128), "bfloat16")
@@ -65,7 +65,7 @@ def is_jaxpr(value):
 
 
 def shapes_in(jaxpr):
-    """Shapes of all values of a jaxpr, those of inner ones included."""
+    """Shapes of all values of a jaxpr and its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield from (each.aval.shape for each in (*equation.invars, *equation.outvars))
         for value in jax.tree.leaves(equation.params, is_leaf=is_jaxpr):
@@ -74,8 +74,8 @@ def shapes_in(jaxpr):
 
 
 @pytest.mark.parametrize("op", ["write", "decode", "prefill"])
-def test_an_op_takes_a_pool_of_more_elements_than_int32_counts(op):
-    """B61."""
+def test_ops_accept_a_pool_with_more_elements_than_int32_holds(op):
+    """Case B61."""
     function, arguments = large(op)
     assert np.prod(POOL, dtype=np.int64) > 2**31
     shape = POOL if op == "write" else arguments[0].shape
@@ -83,18 +83,18 @@ def test_an_op_takes_a_pool_of_more_elements_than_int32_counts(op):
 
 
 @pytest.mark.parametrize("op", ["write", "decode", "prefill"])
-def test_no_axis_of_a_large_pool_is_longer_than_int32_counts(op):
-    """B61: pages and what is inside them stay apart, so that int32 indices suffice."""
+def test_no_axis_of_a_large_pool_exceeds_int32(op):
+    """Case B61: the page axis is never merged with others, so int32 indices suffice."""
     function, arguments = large(op)
     shapes = list(shapes_in(jax.make_jaxpr(function)(*arguments).jaxpr))
     assert POOL in shapes and max(max(shape, default=0) for shape in shapes) < 2**31
 
 
-# -- what XLA makes of many layers ----------------------------------------------------------------
+# -- many layers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["decode", "prefill"])
-def test_layers_call_one_copy_of_an_op_and_copy_no_pool(op):
+def test_layers_share_one_copy_of_an_op_and_copy_no_pool(op):
     pool, q = shaped((3, 1024, 2, 16, 64), "float32"), shaped((4, 6, 64), "float32")
     rows = (shaped((4, 8)), shaped((4,)))
     if op == "prefill":
@@ -109,6 +109,6 @@ def test_layers_call_one_copy_of_an_op_and_copy_no_pool(op):
         return q, k_pool
 
     compiled = jax.jit(layers, donate_argnums=1).lower(q, pool, pool, *rows).compile()
-    # Inlined at once, each layer's would be compiled for itself, and nothing would be called.
+    # If the op were inlined early, there would be no calls, and each layer would compile its own.
     assert len(re.findall(r" call\(.*inlineable=\"xla_late\"", compiled.as_text())) == 3
     assert compiled.memory_analysis().temp_size_in_bytes < np.prod(pool.shape) * 4

@@ -1,4 +1,4 @@
-"""Writes of keys and values by XLA against the reference."""
+"""XLA writes of keys and values against the reference."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from tests.support.paged_pools import LAYER
 
 
 def written(write, blocks, offsets):
-    """A pool of sentinels after `write` has put distinct values there."""
+    """The result of writing distinct values to a pool filled with -7."""
     pool = np.full((3, 5, 2, 4, 8), -7, np.float32)
     values = np.arange(len(blocks) * 16, dtype=np.float32).reshape(-1, 2, 8)
     at = [np.array(each, np.int32) for each in (blocks, offsets)]
@@ -24,13 +24,13 @@ def written(write, blocks, offsets):
     ids=["one", "edges", "padding", "only padding", "far padding", "nothing"],
 )  # fmt: skip
 def test_writes_agree_with_the_reference(blocks, offsets):
-    """B59: blocks of N and more are dropped, and nothing but the named places changes."""
+    """Case B59: writes to block N and above are dropped, and nothing else changes."""
     got = written(jax.jit(xla_write.write_kv), blocks, offsets)
     np.testing.assert_array_equal(got, written(reference.write_kv, blocks, offsets))
 
 
 def test_padding_changes_nothing():
-    """B59, without the reference's word for it."""
+    """Case B59, checked without the reference."""
     assert (written(jax.jit(xla_write.write_kv), [5, 5, -1], [0, 3, 2]) == -7).all()
 
 

@@ -34,7 +34,9 @@ B200 = Device("gpu", "NVIDIA B200", "10.0")
      ("pallas_interpret", CPU, 8, "fp8", "pallas_interpret"),
      ("pallas_mosaic", H200, 64, "bfloat16", "pallas_mosaic")],
 )  # fmt: skip
-def test_what_runs(name: str, device: Any, block_size: int, dtype: str, runs: str) -> None:
+def test_the_chosen_implementation(
+    name: str, device: Any, block_size: int, dtype: str, runs: str
+) -> None:
     assert resolve(name, device, block_size, dtype, head_dim=64) == runs
 
 
@@ -51,7 +53,7 @@ def test_what_runs(name: str, device: Any, block_size: int, dtype: str, runs: st
      ("pallas_mosaic", H200, 16, "fp8", "needs kv_cache_dtype='bfloat16' or.*'fp8'.*'auto'"),
      ("pallas_mosaic", H200, 16, "float32", "the pool's is 'float32'")],
 )  # fmt: skip
-def test_what_cannot_run_says_why(
+def test_unsupported_choices_say_why(
     name: str, device: Any, block_size: int, dtype: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

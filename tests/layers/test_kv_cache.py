@@ -1,4 +1,4 @@
-"""The KV pool: its arrays and bytes, copies of blocks, and sizes that 32-bit offsets reach."""
+"""The KV pool: arrays and bytes, copies of blocks, and sizes beyond 32-bit offsets."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_pool_holds_bytes_and_their_scales(kind: str) -> None:
     [("float32", 4 * 64), ("bfloat16", 2 * 64), ("int8", 64 + 2), ("fp8", 64 + 2)],
 )
 def test_the_bytes_of_a_block(dtype: str, per_vector: int) -> None:
-    """Of 30 layers with 3 kv heads of 64: keys and values of 16 tokens."""
+    """A block of 16 tokens in 30 layers with 3 KV heads of width 64."""
     config = replace(tiny("base")[0], num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64)
     assert block_bytes(config, 16, dtype) == 2 * 30 * 3 * 16 * per_vector
 
 
 @pytest.mark.parametrize("kind", [*STORED, "float32"])
-def test_a_copy_of_blocks_takes_everything_of_theirs(kind: str) -> None:
+def test_a_copy_of_blocks_copies_every_array(kind: str) -> None:
     cache = make_cache(tiny("base")[0], 6, 4, kind, make_mesh())
 
     def numbered(leaf: jax.Array) -> jax.Array:
@@ -60,10 +60,10 @@ def test_a_copy_of_blocks_takes_everything_of_theirs(kind: str) -> None:
         np.testing.assert_array_equal(blocks, np.full_like(blocks.T, [5, 1, 1, 3, 4, 5]).T)
 
 
-# fp8 is the one that XLA on CPU would convert.
+# XLA on CPU would convert a pool of dtype fp8, so fp8 is the variant in the faster tiers.
 @pytest.mark.parametrize("kind", ["fp8", pytest.param("int8", marks=pytest.mark.slow)])
 def test_no_program_copies_or_converts_the_pool(kind: str) -> None:
-    """The temporaries of a forward and of a copy do not grow with the pool."""
+    """The temporaries of the forward and copy programs do not grow with the pool."""
     temporaries = []
     for num_blocks in (64, 8192):
         engine = make_engine(
@@ -93,8 +93,8 @@ def test_a_pool_between_2_31_and_2_32_elements_is_made_smaller(fitting: int, cho
 
 
 @pytest.mark.parametrize("num_blocks", [715_828, 1_431_655])
-def test_such_a_pool_is_refused_when_it_was_asked_for(num_blocks: int) -> None:
-    """3000 elements a block: 2**31 / 3000 = 715,827.9 and 2**32 / 3000 = 1,431,655.8."""
+def test_an_explicit_size_in_this_range_is_refused(num_blocks: int) -> None:
+    """3000 elements per block: 2**31 / 3000 = 715,827.9 and 2**32 / 3000 = 1,431,655.8."""
     config = EngineConfig(num_blocks=num_blocks, kv_cache_dtype="fp8")
     with pytest.raises(ValueError, match=f"num_blocks={num_blocks}.*most 715827 or at.*1431656"):
         addressable_blocks(config, num_blocks, 3000)
@@ -103,13 +103,13 @@ def test_such_a_pool_is_refused_when_it_was_asked_for(num_blocks: int) -> None:
 
 
 def one_byte_engine(name: str, kind: str, num_blocks: int, monkeypatch: Any) -> Engine:
-    """An engine whose implementation is called `name`, and whose pool is never made."""
+    """An engine with attention implementation `name` whose pool is never allocated."""
     monkeypatch.setattr(attention, "resolve", lambda *_: name)
     monkeypatch.setattr("pagedjax.step.runner.make_state", lambda *_: None)
     return make_engine(kv_cache_dtype=kind, num_blocks=num_blocks)
 
 
-def test_only_pallas_kernels_over_bytes_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pallas_kernels_on_one_byte_pools_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = tiny("base")
     one = config.num_layers * config.num_kv_heads * 16 * config.head_dim
     many = 2**31 // one + 1

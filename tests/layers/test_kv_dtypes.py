@@ -1,4 +1,4 @@
-"""One-byte KV pools through the engine."""
+"""Engines with one-byte KV pools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny_llama import finished, make_engine
 
 SEEDED = SamplingParams(temperature=1.0, seed=11, max_tokens=12, ignore_eos=True)
 KINDS = pytest.mark.parametrize("kind", ["int8", "fp8"])
-# Where the kinds differ in nothing but the element: one is quick, both are in `make test-all`.
+# For tests in which the kinds differ only in the element type; fp8 runs in `make test-all`.
 ONE_KIND = pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 
 
@@ -55,7 +55,7 @@ def test_tokens_are_the_same_alone_and_in_a_batch(kind: str) -> None:
 
 
 @ONE_KIND
-def test_a_small_pool_and_small_chunks_change_speed_and_never_tokens(kind: str) -> None:
+def test_a_small_pool_and_small_chunks_change_no_token(kind: str) -> None:
     prompts = {str(i): prompt_of(10 + 5 * i, i) for i in range(6)}
     engine = make_engine(
         kv_cache_dtype=kind, num_blocks=12, block_size=8, max_num_batched_tokens=16
@@ -83,7 +83,7 @@ def test_a_prefix_hit_changes_no_token(kind: str) -> None:
 
 @ONE_KIND
 def test_samples_that_share_a_block_copy_it_with_its_scales(kind: str) -> None:
-    """Six tokens in blocks of 4: the second block is copied for all samples but one."""
+    """Six prompt tokens in blocks of 4: the second block is copied for all samples but one."""
     params = replace(SEEDED, n=4)
     engine = make_engine(kv_cache_dtype=kind, block_size=4)
     engine.add_request("n", prompt_of(6), params)
@@ -96,7 +96,7 @@ def test_samples_that_share_a_block_copy_it_with_its_scales(kind: str) -> None:
 
 
 @ONE_KIND
-def test_a_fork_goes_on_as_its_parent_does(kind: str) -> None:
+def test_a_fork_continues_as_its_parent_does(kind: str) -> None:
     engine = make_engine(kv_cache_dtype=kind, block_size=4)
     engine.add_request("parent", prompt_of(6), SEEDED)
     outputs = [output for _ in range(4) for output in engine.step()]
@@ -111,7 +111,7 @@ def test_a_fork_goes_on_as_its_parent_does(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "bound"), [("bfloat16", 0.03), ("int8", 0.06), ("fp8", 0.25)])
 def test_logprobs_are_close_to_those_of_float32(kind: str, bound: float) -> None:
-    """Measured: 0.016, 0.037 and 0.156."""
+    """Measured differences: 0.016, 0.037 and 0.156."""
     tokens = prompt_of(200)
     exact = make_engine().compute_logprobs([tokens])[0]
     found = make_engine(kv_cache_dtype=kind).compute_logprobs([tokens])[0]

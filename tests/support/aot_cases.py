@@ -1,6 +1,6 @@
 """The cases of `test_aot.py`: programs to compile for a GPU, and bounds on each of them.
 
-The tables below define the cases; a new kernel is a new line of `CASES`.
+A new kernel needs a new line in `CASES`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """A program to compile and what must come out of it. Bytes are per device.
+    """A program to compile, and bounds on the result. Bytes are per device.
 
     build: makes the program for a mesh.
-    temporaries: bytes that it may need beyond its arguments.
-    aliased: bytes that it must update in place.
+    temporaries: most bytes that it may use beyond its arguments.
+    aliased: least bytes that it must update in place.
     kernels: names of all its Pallas kernels.
-    launches: that it may make outside loops, per layer, what comes before and after included.
-    besides: of those, how many may be something else than matrix products.
-    exchanges: {(operation, data type, shape): how often}, all that devices may exchange.
-    halves: the products of its kernels have 16-bit operands, which tensor cores take.
+    launches: most launches outside loops, divided by the layers; those before and after the layers
+        count too.
+    besides: most of these launches that are not matrix products.
+    exchanges: {(operation, data type, shape): count} of all collectives.
+    halves: whether the products of its kernels have 16-bit operands, as tensor cores require.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Case:
 
 
 def kernel_case(case: KernelCase) -> Case:
-    """The expectations on `kernels_op`."""
+    """`kernels_op` in one configuration, and its bounds."""
     join = () if case.splits == "one" else ("paged_decode_join",)
     return Case(
         str(case), kernels_op(case), (20 if case.splits == "fixed" else 4) * MIB, 2**33,
@@ -57,14 +58,14 @@ def kernel_case(case: KernelCase) -> Case:
     )  # fmt: skip
 
 
-H200 = ("h200",)  # of cases that say nothing new on another GPU
+H200 = ("h200",)  # for cases that would test nothing new on another GPU
 POOLS = 2 * POOL_BYTES
 BETWEEN = ("rope_write", "add_norm")  # the kernels between products
 DECODE = (*BETWEEN, "paged_decode", "paged_decode_join")
 HIDDEN = MODEL.hidden_size
 
-# Registers a thread, and bytes of shared memory a block, that a kernel may use: two blocks of any
-# Triton kernel fit an SM of an H200.
+# Most registers per thread and bytes of shared memory per block that a kernel may use. Two blocks
+# of any Triton kernel fit in one SM of an H200.
 REGISTERS = {
     "rope_write": 80,
     "add_norm": 128,
@@ -77,7 +78,7 @@ SHARED_BYTES = 113 << 10
 
 
 def tp4(tokens: int, layers: int) -> dict[str, Any]:
-    """Expectations on four devices: two sums of hidden states a layer, after `o` and `down`."""
+    """Bounds on four devices: two all-reduces of hidden states per layer, after `o` and `down`."""
     sums = {("all-reduce", "f32", (tokens, HIDDEN)): 2 * layers}
     aliased = POOLS // 4
     return {
@@ -115,7 +116,7 @@ CASES = [
 ]  # fmt: skip
 
 
-# What a GPU without our kernels would run, whole and mixed; they take long to compile.
+# The XLA step with all layers, and mixed XLA steps; they take long to compile.
 LONG_CASES = [
     Case("xla step", step("xla", 32, 0, 32), 32 * MIB, POOLS, H200, layers=32, launches=17),
     Case("xla mixed step", step("xla", 32, 512, 2), 128 * MIB, POOLS, H200, layers=2, launches=29),
@@ -124,6 +125,6 @@ LONG_CASES = [
 
 
 def everything(target: str) -> list[Case]:
-    """The full product of the kernels' configurations, and the long cases."""
+    """All configurations of the kernels, and the long cases."""
     kernels = [kernel_case(case) for case in compiled_cases(full=True)]
     return kernels + [case for case in LONG_CASES if target in case.targets]

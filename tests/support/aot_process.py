@@ -1,9 +1,9 @@
-"""Compiles the cases of `aot_cases.py` for one absent GPU.
+"""Compile the cases of `aot_cases.py` for one absent GPU.
 
-    python -m tests.support.aot_process TARGET OUT
+    python -m tests.support.aot_process TARGET OUT [CASE ...]
 
-It runs in a process of its own because XLA's CUDA plugin is not in the environment of the tests
-(see `pallas_kernels.aot.environment`).
+This needs a process of its own because XLA's CUDA plugin is not in the tests' environment (see
+`pallas_kernels.aot.environment`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGE_COPY = 16 * MIB
 
 
 def summary(report: aot.Report) -> dict[str, Any]:
-    """The part of a report that tests look at, for JSON."""
+    """The part of a report that the tests check, as JSON values."""
     kernels = [
         {
             "name": each.name,
@@ -48,9 +48,9 @@ def summary(report: aot.Report) -> dict[str, Any]:
 
 
 def main(target: str, out: Path, names: list[str]) -> None:
-    """Compile the named cases, or all of the target, and write {case: summary}.
+    """Compile the named cases, or all of the target, and write {case: summary} to `out`.
 
-    The name "everything" stands for what `everything` lists.
+    The single name "everything" selects the cases of `everything`.
     """
     found = {}
     chosen = CASES

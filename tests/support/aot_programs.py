@@ -1,4 +1,4 @@
-"""Programs of attention and layer kernels that are compiled for GPUs, at the sizes of serving."""
+"""Programs of the attention and layer kernels, at serving sizes, to compile for GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.kernel_cases import KV_HEADS, ONE_BYTE, KernelCase
 
 
 def decode_op(paged_decode: Callable[..., Any], rows: int) -> Callable[[Mesh], Program]:
-    """Write the keys and values of `rows` rows, then let each row's query attend."""
+    """Write one key and value per row, then attend with one query per row."""
 
     def run(k_pool, v_pool, layer, blocks, offsets, k, v, q, tables, lens):
         k_pool = xla_write.write_kv(k_pool, layer, blocks, offsets, k)
@@ -39,7 +39,7 @@ def decode_op(paged_decode: Callable[..., Any], rows: int) -> Callable[[Mesh], P
 def prefill_op(
     paged_prefill: Callable[..., Any], rows: int, tokens: int
 ) -> Callable[[Mesh], Program]:
-    """Write the keys and values of `tokens` tokens of `rows` rows, then let them attend."""
+    """Write the keys and values of `tokens` tokens in `rows` rows, then attend with the queries."""
 
     def run(k_pool, v_pool, layer, blocks, offsets, k, v, q, tables, lens, starts):
         k_pool = xla_write.write_kv(k_pool, layer, blocks, offsets, k)
@@ -59,9 +59,9 @@ def _written(tokens: int) -> tuple[Any, ...]:
 
 
 def kernels_op(case: KernelCase) -> Callable[[Mesh], Program]:
-    """The Triton kernels of attention in one configuration, on a pool that takes 64-bit offsets.
+    """The Triton attention kernels in one configuration, on a pool that needs 64-bit offsets.
 
-    One row's rotation and write come before its decode, as in a step.
+    Rotation and write of each row precede its decode, as in a step.
     """
     stored = {"fp8": "uint8"}.get(case.pool, case.pool)
     layers, rows, tokens, table = 32, 16, 256, 4096 // case.size
@@ -103,7 +103,7 @@ def kernels_op(case: KernelCase) -> Callable[[Mesh], Program]:
 
 
 def add_norms(_: Mesh) -> Program:
-    """The kernel at several hidden sizes, in both of the data types that it may return."""
+    """`add_norm` at several hidden sizes and in both of its output data types."""
     shapes = [(576, jnp.float32), (4096, jnp.float32), (5120, jnp.bfloat16), (16384, jnp.bfloat16)]
 
     def run(*each):

@@ -1,4 +1,4 @@
-"""The smallest `config.json` that is read, and `ModelConfig`s of it with some values changed."""
+"""A minimal `config.json`, and `ModelConfig`s read from changed copies of it."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ BASE = {
 
 
 def from_hf(generation_config: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
-    """The config of `BASE` and `changes`, which may hold further keys of a `config.json`."""
+    """Read the config of `BASE` updated with `changes`."""
     return ModelConfig.from_hf({**BASE, **changes}, generation_config)
 
 
 def without(mapping: dict[str, Any], name: str) -> dict[str, Any]:
-    """A copy of `mapping` that lacks the key `name`."""
+    """A copy of `mapping` without the key `name`."""
     return {key: value for key, value in mapping.items() if key != name}

@@ -1,4 +1,4 @@
-"""The XLA ops compiled with their options static, and the shapes that they are tried on."""
+"""The XLA ops, jitted with static options, and the shapes that they are tested on."""
 
 import jax
 import numpy as np
