@@ -79,8 +79,7 @@ def search(engine, prompts, width, max_tokens):
 
 @pytest.mark.parametrize("in_flight", [0, 1])
 def test_small_pools_find_the_sequences_of_a_large_one(in_flight):
-    """Preempted beams are not ranked by results computed before the preemption, and write no
-    blocks that they no longer hold."""
+    """A preempted beam gets candidates only for its full length, and writes only its own blocks."""
     for seed in range(250):
         rng = random.Random(seed)
         prompts = [

@@ -1,4 +1,4 @@
-"""Hugging Face folders with given tensors, and comparisons of the converted params."""
+"""Hugging Face folders with chosen tensors, and comparisons of what was made of them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from pagedjax.weights.params import flatten_tree
 
 
 def write(folder: Path, tensors: dict[str, np.ndarray], **config) -> Path:
-    """Write a Hugging Face folder with these tensors and config entries; return it."""
+    """Write a Hugging Face folder of just these tensors and config entries; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -18,7 +18,7 @@ def write(folder: Path, tensors: dict[str, np.ndarray], **config) -> Path:
 
 
 def same_params(one, two) -> bool:
-    """Whether two params trees have the same structure, dtypes and bits."""
+    """Whether two params trees agree in structure, types and every bit."""
     one, two = flatten_tree(one), flatten_tree(two)
     return one.keys() == two.keys() and all(
         one[path].dtype == two[path].dtype
@@ -28,5 +28,5 @@ def same_params(one, two) -> bool:
 
 
 def names(folder: Path) -> list[str]:
-    """Sorted names of the files in `folder`, including hidden ones."""
+    """What lies in `folder`, hidden files too."""
     return sorted(path.name for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Test cases of the kernels between matrix products, for the interpreter and for a GPU."""
+"""What the kernels between products are tried on: interpreted, and on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.pairwise import pairwise
 
 KV_HEADS, BLOCKS = 2, 9
 ONE_BYTE = {"int8": "int8", "fp8": "uint8"}
-# Relative tolerance of the stored values; one-byte formats are compared as integers.
+# Of the stored numbers; steps of one-byte formats are compared as integers.
 ULP = {"float32": 2e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 CASES = pairwise(
     {
@@ -33,7 +33,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def empty_pools(pool: str, size: int, width: int) -> list[np.ndarray]:
-    """Pools filled with poison; elements that are not written must stay bit-identical."""
+    """Pools in which every element is poison; what is not written must stay so, bit for bit."""
     shape = (LAYERS, BLOCKS, KV_HEADS, size, width)
     if pool not in ONE_BYTE:
         return [np.full(shape, np.nan, jnp.dtype(pool)) for _ in range(2)]
