@@ -122,7 +122,7 @@ def test_shards_equal_one_file(tmp_path):
 
 
 def test_one_file_takes_precedence_over_shards(tmp_path):
-    """As transformers does."""
+    """transformers also prefers the single file."""
     write_hf_folder("base", tmp_path, shards=2)
     write_hf_folder("bias", tmp_path / "new")
     (tmp_path / "new" / "model.safetensors").rename(tmp_path / "model.safetensors")

@@ -110,7 +110,7 @@ def test_devices_exchange_only_sums_of_hidden_states(reports, target, case):
 
 @EACH
 def test_no_pool_leaves_its_device(reports, target, case):
-    """No exchanged array has the rank of a pool."""
+    """Exchanged arrays have at most 3 axes; one layer of a pool has 4."""
     exchanged = reports[target][case.name]["collectives"]
     assert [shape for _, _, shape in exchanged if len(shape) > 3] == []
 

@@ -71,7 +71,7 @@ def test_agrees_with_the_reference(kv_heads, group, size, width, dtype, options)
 
 @pytest.mark.parametrize("window", [1, 17, 200])
 def test_pages_outside_the_window_are_not_read(window):
-    """Neither their keys and values nor their table entries, which may be invalid."""
+    """Their keys and values and their table entries may be invalid."""
     size, lengths = 32, [32, 130, 149]
     k_pool, v_pool, layer, tables, lens = problem(lengths, 1, size, 64, seed=2).cast("bfloat16")
     q = queries(3, 2, 64)

@@ -122,7 +122,7 @@ def test_two_runs_are_bit_equal(splits):
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 64])
 def test_splits_change_only_the_rounding(splits):
-    """Also with more splits than blocks of keys, so that some splits are empty."""
+    """With more splits than blocks of keys, some splits are empty."""
     arguments = rows_of(np.arange(6))
     got = run_decode(*arguments, scale=0.125, tiles=DecodeTiles(16, splits))
     assert_close(got, reference.paged_decode(*arguments, scale=0.125), "float32")
@@ -141,7 +141,7 @@ def test_decode_averages_values_where_all_scores_are_very_negative():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_result_has_the_dtype_of_the_queries(dtype):
-    """Also when the pool's dtype is wider or narrower; products use the wider of the two."""
+    """The pool's dtype may be wider or narrower; products use the wider of the two."""
     q = queries(6, KV_HEADS * 3, 64, dtype)
     for pool in ("float32", "bfloat16"):
         arguments = (q, *rows_of(np.arange(6), pool)[1:])

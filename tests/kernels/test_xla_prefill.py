@@ -9,7 +9,7 @@ from tests.support.xla_ops import DTYPES, KV_HEADS, SHAPES, assert_close, decode
 
 
 def ragged(size):
-    """(context length, queries) of: no query, one, a page, several tiles, later chunks."""
+    """(context length, queries) of edge cases: none, one, a page, several tiles, later chunks."""
     return [(0, 0), (1, 1), (size, size), (size + 1, 1), (130, 130), (7, 0), (130, 33), (40, 32)]
 
 

@@ -1,4 +1,4 @@
-"""Which attention implementation runs, by option, device, block size and pool dtype."""
+"""The attention implementation chosen for an option, device, block size and pool dtype."""
 
 from __future__ import annotations
 

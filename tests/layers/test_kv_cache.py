@@ -93,7 +93,7 @@ def test_a_pool_between_2_31_and_2_32_elements_is_made_smaller(fitting: int, cho
 
 
 @pytest.mark.parametrize("num_blocks", [715_828, 1_431_655])
-def test_an_explicit_size_in_this_range_is_refused(num_blocks: int) -> None:
+def test_an_explicit_size_between_2_31_and_2_32_elements_is_refused(num_blocks: int) -> None:
     """3000 elements per block: 2**31 / 3000 = 715,827.9 and 2**32 / 3000 = 1,431,655.8."""
     config = EngineConfig(num_blocks=num_blocks, kv_cache_dtype="fp8")
     with pytest.raises(ValueError, match=f"num_blocks={num_blocks}.*most 715827 or at.*1431656"):
@@ -109,7 +109,7 @@ def one_byte_engine(name: str, kind: str, num_blocks: int, monkeypatch: Any) -> 
     return make_engine(kv_cache_dtype=kind, num_blocks=num_blocks)
 
 
-def test_only_pallas_kernels_on_one_byte_pools_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pallas_kernels_on_one_byte_pools_refuse_such_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = tiny("base")
     one = config.num_layers * config.num_kv_heads * 16 * config.head_dim
     many = 2**31 // one + 1

@@ -64,7 +64,7 @@ def results(engine, requests):
         pytest.param({}, marks=pytest.mark.slow),  # more shapes to compile
     ],
 )
-def test_alone_and_among_others_with_hits_chunks_and_preemption(dtype, options):
+def test_results_are_the_same_alone_and_among_others(dtype, options):
     requests = [(prompt, [PARAMS, GREEDY][i % 2]) for i, prompt in enumerate(prompts())]
     engine = make(dtype, **options)
     alone = [results(engine, [each])[0] for each in requests]

@@ -14,7 +14,7 @@ def request(tokens: list[int]) -> Request:
 
 
 def test_cached_blocks_are_filled_at_any_place_and_from_any_text() -> None:
-    """Also in the middle of a text and from a later text, as when a preempted text resumes."""
+    """The blocks may be in the middle, and from a later text, as after a preemption."""
     first, second = request(list(range(14))), request([*range(13), 50])
     scores = Scores()
     scores.open([first, second])
