@@ -109,7 +109,9 @@ def one_byte_engine(name: str, kind: str, num_blocks: int, monkeypatch: Any) -> 
     return make_engine(kv_cache_dtype=kind, num_blocks=num_blocks)
 
 
-def test_only_pallas_kernels_on_one_byte_pools_refuse_such_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pallas_kernels_on_one_byte_pools_refuse_such_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config, _ = tiny("base")
     one = config.num_layers * config.num_kv_heads * 16 * config.head_dim
     many = 2**31 // one + 1
