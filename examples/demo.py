@@ -1,4 +1,4 @@
-"""Four questions answered together, streaming: `python examples/demo.py MODEL`."""
+"""Stream the answers to four concurrent questions: `python examples/demo.py MODEL`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WIDTH = 88
 
 
 class Lines:
-    """Prints each request's text as it streams, cut into lines that name the request."""
+    """Prints streamed text line by line, each line prefixed with its request's number."""
 
     def __init__(self) -> None:
         self._pending = dict.fromkeys(map(str, range(len(QUESTIONS))), "")
 
     def show(self, output: RequestOutput) -> None:
-        """Print what is complete: a line break, a full line, or the end of the answer."""
+        """Print the complete lines: up to a line break, of full width, or at the answer's end."""
         name = output.request_id
         text = self._pending[name] + output.outputs[0].delta_text
         while "\n" in text or len(text) > WIDTH:
@@ -42,7 +42,7 @@ class Lines:
 
 
 def main(model: str) -> None:
-    """Load, answer, and say what it took."""
+    """Load the model, answer the questions and print statistics."""
     llm = LLM(model, max_model_len=1024, max_num_seqs=4, num_blocks=256)
     params = SamplingParams(temperature=0.0, max_tokens=96)
     for number, question in enumerate(QUESTIONS):

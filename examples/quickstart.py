@@ -1,4 +1,4 @@
-"""Ten lines from a checkpoint to text: `python examples/quickstart.py MODEL`."""
+"""Generate text from a checkpoint: `python examples/quickstart.py MODEL`."""
 
 import sys
 

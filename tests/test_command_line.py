@@ -1,4 +1,4 @@
-"""`python -m pagedjax`: answers, one clear line for each mistake, and the quickstart example."""
+"""`python -m pagedjax`: answers, one-line errors, and the quickstart example."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_json_and_stats(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
         ([], "no/such/folder"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_arguments_give_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["generate", "--model", "no/such/folder", "--prompt", "x", *arguments]
@@ -56,7 +56,7 @@ def test_mistakes_are_one_line(
     assert len(error.splitlines()) == 1
 
 
-def test_an_empty_prompt_is_one_line(
+def test_an_empty_prompt_gives_one_line(
     smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "--model", str(smollm2_gguf), "--prompt", "", *SMALL]) == 1
@@ -94,4 +94,4 @@ def test_compiled_programs_are_kept_in_the_users_cache_folder(
     assert _cache_folder("~/mine") == str(tmp_path / "mine")
     assert _cache_folder("none") is None
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    assert _cache_folder(None) is None, "JAX has its own folder already"
+    assert _cache_folder(None) is None, "JAX already has a cache folder"

@@ -1,4 +1,4 @@
-"""The facade: order, validation before work, on_error, streams, and sharing its engine."""
+"""`LLM`: order of outputs, validation, `on_error`, streams, and other users of its engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_outputs_are_in_the_order_of_the_prompts() -> None:
     assert together == [ids(llm, [p], q)[0] for p, q in zip(PROMPTS, params, strict=True)]
 
 
-def test_one_prompt_is_a_list_of_one() -> None:
+def test_one_prompt_equals_a_list_of_one() -> None:
     llm = make_llm()
     assert ids(llm, PROMPTS[0], GREEDY) == ids(llm, [PROMPTS[0]], GREEDY)
     assert llm.generate([], use_tqdm=False) == []
@@ -63,7 +63,7 @@ def test_token_ids_in_any_form(make: Any) -> None:
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"ab"])
-def test_what_is_no_prompt_is_named(prompts: Any) -> None:
+def test_invalid_prompts_are_named(prompts: Any) -> None:
     llm = make_llm()
     with pytest.raises(TypeError, match="prompts=.*give a text, a list of token ids"):
         llm.generate(prompts)
@@ -73,14 +73,14 @@ def test_what_is_no_prompt_is_named(prompts: Any) -> None:
         llm.generate([[1]], 5)  # type: ignore[arg-type]
 
 
-def test_ids_of_others_on_the_same_engine() -> None:
+def test_request_ids_in_use_on_the_engine_are_avoided() -> None:
     llm = make_llm()
     llm.engine.add_request("llm-0", [1, 2], GREEDY)
     assert len(ids(llm, PROMPTS, GREEDY)) == 3
     assert finished(llm.engine.run()).keys() == {"llm-0"}
 
 
-def test_every_bad_prompt_is_named_before_any_work() -> None:
+def test_every_invalid_prompt_is_named_before_the_first_step() -> None:
     llm = make_llm()
     with pytest.raises(ValueError, match=r"prompt 1: .*empty.*; prompt 3: .*500.*outside"):
         llm.generate([[1], [], [2], [500]], GREEDY, use_tqdm=False)
@@ -88,7 +88,7 @@ def test_every_bad_prompt_is_named_before_any_work() -> None:
     assert not llm.engine.has_unfinished_requests()
 
 
-def test_on_error_return_runs_the_good_ones() -> None:
+def test_on_error_return_runs_the_valid_prompts() -> None:
     llm = make_llm()
     outputs = llm.generate([[1], [], [2]], GREEDY, use_tqdm=False, on_error="return")
     assert [each.outputs[0].finish_reason for each in outputs] == ["length", "error", "length"]
@@ -124,7 +124,7 @@ def test_unknown_options_are_refused_before_the_model_is_read() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["hf", "converted"])
-def test_options_that_cannot_work_are_refused_before_the_weights_are_read(
+def test_invalid_options_are_refused_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict, message: str
 ) -> None:
     write_hf_folder("base", tmp_path / "hf")
@@ -146,7 +146,7 @@ def test_a_stream_and_generate_share_the_engine() -> None:
     seen: list[int] = []
     for output in llm.stream(PROMPTS[0], GREEDY):
         seen += output.outputs[0].delta_token_ids
-        if len(seen) in (3, 9):  # in the middle of the stream
+        if len(seen) in (3, 9):  # while the stream is open
             assert ids(llm, PROMPTS[1:], GREEDY) == expected[1:]
     assert seen == expected[0]
 
@@ -167,7 +167,7 @@ def test_closing_a_stream_aborts_its_request() -> None:
     assert llm.engine.stats().num_referenced_blocks == 0
 
 
-def test_a_stream_ends_when_somebody_aborts_its_request() -> None:
+def test_a_stream_ends_when_its_request_is_aborted() -> None:
     llm = make_llm()
     seen = []
     for output in llm.stream(PROMPTS[0], GREEDY):
@@ -176,7 +176,7 @@ def test_a_stream_ends_when_somebody_aborts_its_request() -> None:
     assert len(seen) == 1 and not llm.engine.has_unfinished_requests()
 
 
-def test_a_step_looks_at_few_of_the_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_checks_few_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm(max_num_seqs=2)
     calls: Counter[str] = Counter()
 
@@ -192,11 +192,11 @@ def test_a_step_looks_at_few_of_the_requests_that_wait(monkeypatch: pytest.Monke
     for name in ("step", "is_in_use"):
         monkeypatch.setattr(llm.engine, name, counted(name))
     llm.generate(PROMPTS[:2] * 20, GREEDY, use_tqdm=False)
-    # Beside one a step, each prompt's new id, its request and its end.
+    # One call per step, and three per prompt: for its id, its request and its end.
     assert 100 < calls["is_in_use"] <= calls["step"] + 3 * 40
 
 
-def test_generate_names_what_somebody_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_reports_an_aborted_request(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm()
     step = llm.engine.step
 
@@ -210,7 +210,7 @@ def test_generate_names_what_somebody_aborted(monkeypatch: pytest.MonkeyPatch) -
     assert stays.outputs[0].finish_reason == "length"
 
 
-def test_stream_refuses_a_bad_prompt_at_once() -> None:
+def test_stream_refuses_an_invalid_prompt_at_once() -> None:
     with pytest.raises(ValueError, match="empty"):
         make_llm().stream([], GREEDY)
 

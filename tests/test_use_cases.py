@@ -1,4 +1,4 @@
-"""The calls that users of other engines bring along, each as they write it there."""
+"""Calls as they are written for other engines: prompts as dicts, `max_tokens=None`, options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagedjax.engine_options import EngineOptions
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.tiny_llama import GREEDY, make_engine, tiny
 
-TEXT = "the same long beginning, "  # more than a block of 16
+TEXT = "the same long beginning, "  # longer than a block of 16 tokens
 
 
 def make_llm(tokenizer: Any = None, **options: Any) -> LLM:
@@ -36,13 +36,13 @@ def test_prompts_may_be_dicts_alone_and_in_lists() -> None:
     assert llm.beam_search(text, 2, 3)[0].prompt_token_ids == tokens["prompt_token_ids"]
 
 
-def test_the_engine_takes_dicts() -> None:
+def test_the_engine_accepts_dicts() -> None:
     engine = make_engine(tokenizer=ByteTokenizer())
     engine.add_request("a", {"prompt": TEXT}, GREEDY)
     assert engine.run()[0].prompt_token_ids == list(TEXT.encode())
 
 
-def test_the_salt_of_a_prompt_counts_before_that_of_its_params() -> None:
+def test_the_salt_of_a_prompt_overrides_that_of_its_params() -> None:
     llm = make_llm()
 
     def cached(salt: dict, params_salt: str | None) -> int:
@@ -72,7 +72,7 @@ def test_the_salt_of_a_prompt_counts_before_that_of_its_params() -> None:
         ({"prompt": "a", "cache_salt": 5}, "cache_salt=5 must be a string or None"),
     ],
 )
-def test_a_wrong_dict_is_refused_by_name(prompt: Any, message: str) -> None:
+def test_an_invalid_dict_is_refused(prompt: Any, message: str) -> None:
     llm = make_llm()
     with pytest.raises(ValueError, match=f"prompt 0: .*{message}"):
         llm.generate(prompt, use_tqdm=False)
@@ -101,7 +101,7 @@ def test_without_max_tokens_a_stop_still_ends_the_output() -> None:
     assert output.finish_reason == "stop" and len(output.token_ids) <= 5
 
 
-def test_without_max_tokens_beam_search_goes_on_to_the_model_length() -> None:
+def test_without_max_tokens_beam_search_runs_to_the_model_length() -> None:
     llm = make_llm(max_model_len=12)
     bounded, unbounded = (llm.beam_search([[1, 2, 3]], 2, count) for count in (9, None))
     assert bounded == unbounded
@@ -119,6 +119,6 @@ def test_the_typed_options_are_the_fields_of_the_config() -> None:
 
 
 @pytest.mark.parametrize("method", [LLM.__init__, LLM.from_params])
-def test_options_are_typed_where_they_are_given(method: Any) -> None:
+def test_constructors_have_typed_options(method: Any) -> None:
     parameter = inspect.signature(method, eval_str=True).parameters["options"]
     assert parameter.annotation == Unpack[EngineOptions]

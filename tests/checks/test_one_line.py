@@ -1,4 +1,4 @@
-"""What a command prints when something is wrong, and where stdout takes ASCII alone."""
+"""One-line error messages of commands, and output to an ASCII-only stdout."""
 
 import io
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _raised(cause, hidden=False):
-    """An AssertionError without a text, raised here while `cause` was handled."""
+    """An AssertionError without a message, raised in this file while `cause` was handled."""
     try:
         try:
             raise cause
@@ -25,13 +25,13 @@ def _raised(cause, hidden=False):
         return error
 
 
-def test_what_has_a_text_says_it():
+def test_an_error_with_a_message_is_described_by_it():
     assert describe(ValueError("top_p=0\n must be  positive")) == "top_p=0 must be positive"
     assert describe(KeyError("embed")) == "KeyError: 'embed'"
 
 
 @pytest.mark.parametrize("error", [AssertionError(), ValueError(" \n"), RuntimeError("")])
-def test_what_has_no_text_is_named_by_its_type(error):
+def test_an_error_without_a_message_is_named_by_its_type(error):
     assert describe(error) == type(error).__name__
 
 
@@ -47,11 +47,11 @@ HERE = r"AssertionError in test_one_line\.py:\d+"
     ],
     ids=["cause", "hidden cause", "cause without a text"],
 )
-def test_what_has_no_text_says_where_and_from_what_it_came(error, said):
+def test_an_error_without_a_message_names_its_place_and_cause(error, said):
     assert re.fullmatch(said, describe(error)), describe(error)
 
 
-def test_a_context_that_is_no_cause_is_said_too():
+def test_an_implicit_context_is_named_as_the_cause():
     try:
         try:
             raise LookupError("head")
@@ -86,7 +86,7 @@ sys.exit(exit_status(command, False))
     assert (done.returncode, done.stderr) == (1, f"{said}on a machine with a GPU\n")
 
 
-def test_what_stdout_cannot_encode_does_not_end_the_output(monkeypatch):
+def test_characters_that_stdout_cannot_encode_are_escaped(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert exit_status(lambda: print("so \N{GRINNING FACE} on", flush=True), debug=False) == 0

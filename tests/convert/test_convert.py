@@ -1,4 +1,4 @@
-"""Conversion end to end: three kinds of checkpoint, one tree of params; bad input, nothing left."""
+"""Conversion end to end: every kind of checkpoint gives the same params."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.support.tiny_models import VARIANTS, hf_config, hf_tensors, write_hf_
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_all_kinds_give_the_same_params(tmp_path, name):
-    """Cases B02, B03, B15: heads, biases, ties and scaling of every variant."""
+    """Cases B02, B03, B15: heads, biases, tied embeddings and rope scaling of every variant."""
     write_hf_folder(name, tmp_path / "hf")
     write_hf_folder(name, tmp_path / "shards", shards=3)
     write_gguf(name, tmp_path / "m.gguf")
@@ -32,8 +32,8 @@ def test_all_kinds_give_the_same_params(tmp_path, name):
     )
 
 
-def test_the_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
-    """A shell leaves it to us in `--model=~/model`."""
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """A shell does not expand the tilde in `--model=~/model`."""
     monkeypatch.setenv("HOME", str(tmp_path))
     write_hf_folder("base", tmp_path / "hf")
     convert("~/hf", "~/out", progress=False)
@@ -44,7 +44,7 @@ def test_the_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
 
 
 def test_params_hold_the_tensors(tmp_path):
-    """The public structure, written out for one layer: each group's heads, its key, its value."""
+    """The order within one layer's `qkv`: the query heads of a group, its key, its value."""
     write_hf_folder("bias", tmp_path)
     _, params, _ = load_checkpoint(tmp_path)
     tensors, layer, at = hf_tensors("bias"), params["layers"][1], "model.layers.1."
@@ -60,7 +60,7 @@ def test_params_hold_the_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["hf", "m.gguf"])
-def test_what_is_in_the_folder(tmp_path, source):
+def test_files_of_the_converted_folder(tmp_path, source):
     write_hf_folder("all", tmp_path / "hf")
     (tmp_path / "hf" / "generation_config.json").write_text('{"eos_token_id": [5, 9], "top_k": 3}')
     write_gguf("all", tmp_path / "m.gguf")
@@ -102,7 +102,7 @@ def test_tokenizer_files_are_copied(tmp_path):
 
 
 def test_bf16_keeps_its_bits(tmp_path):
-    """Case B17, without torch: stored, converted and loaded with the same 16 bits."""
+    """Case B17, without torch: values are stored, converted and loaded bit for bit."""
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.integers(0, 0x7F80, tensor.shape, np.uint16).view(ml_dtypes.bfloat16)
@@ -119,7 +119,7 @@ def test_bf16_keeps_its_bits(tmp_path):
 
 
 def test_auto_dtype(tmp_path):
-    """The config's dtype, else the tensors'; named by either key, with or without `torch.`."""
+    """The config's `dtype` or `torch_dtype`, with or without `torch.`; else that of the tensors."""
     half = {name: tensor.astype(np.float16) for name, tensor in hf_tensors("base").items()}
     config = {key: value for key, value in hf_config("base").items() if key != "dtype"}
     for number, (entry, expected) in enumerate(
@@ -138,8 +138,8 @@ def test_auto_dtype(tmp_path):
     assert load_checkpoint(folder, dtype="float16")[0].dtype == "float16"
 
 
-def test_casts_round_alike(tmp_path):
-    """Cast by the conversion or when loading: the same bits."""
+def test_all_casts_round_alike(tmp_path):
+    """Casting in the conversion and casting when loading give the same bits."""
     write_hf_folder("base", tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "as_is", progress=False)
     convert(tmp_path / "hf", tmp_path / "cast", dtype="bfloat16", progress=False)
@@ -153,7 +153,7 @@ def test_casts_round_alike(tmp_path):
 def test_values_too_large_for_float16(tmp_path):
     tensors = hf_tensors("base")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = 7e4
-    tensors["model.norm.weight"][0] = np.inf  # infinite from the start: not the cast's doing
+    tensors["model.norm.weight"][0] = np.inf  # infinite before the cast, so it is accepted
     write(tmp_path / "hf", tensors, **hf_config("base"))
     convert(tmp_path / "hf", tmp_path / "out", progress=False)
     with pytest.raises(ValueError, match=r"layers.1.mlp.down_proj.weight has 1 values.*70000"):
@@ -164,7 +164,7 @@ def test_values_too_large_for_float16(tmp_path):
 
 
 def test_tied_embeddings(tmp_path):
-    """Case B04, as transformers 5 loads them (tried with torch)."""
+    """Case B04: loaded as transformers 5 does (checked with torch)."""
     tensors, config = hf_tensors("tied"), hf_config("tied")
     embed = tensors["model.embed_tokens.weight"]
     other = np.ascontiguousarray(embed[::-1])

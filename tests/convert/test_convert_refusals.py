@@ -1,4 +1,4 @@
-"""Bad input to the converter: the right error in one line, and nothing left behind."""
+"""Bad input to the converter: the right error in one line, and no files left behind."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.support.tiny_models import hf_config, hf_tensors, write_hf_folder
 
 
 def _refused(src, tmp_path, kind, *texts):
-    """`convert` raises `kind` with `texts` in one line and leaves nothing behind."""
+    """Check that `convert` raises `kind` with `texts` in one line and leaves no files."""
     before = names(tmp_path)
     with pytest.raises(kind) as error:
         convert(src, tmp_path / "new" / "out", progress=False)
@@ -22,7 +22,7 @@ def _refused(src, tmp_path, kind, *texts):
 
 
 def test_tensors_that_do_not_fit_are_all_named(tmp_path):
-    """Cases B04c, B15, B16: before anything is read or written."""
+    """Cases B04c, B15, B16: errors come before any tensor is read or written."""
     tensors, config = hf_tensors("bias"), hf_config("bias")
     del tensors["lm_head.weight"]
     tensors["model.layers.0.foo.weight"] = np.zeros(3, np.float32)
@@ -46,7 +46,7 @@ def test_tensors_that_do_not_fit_are_all_named(tmp_path):
 
 
 def test_buffers_are_skipped(tmp_path):
-    """Case B16."""
+    """Case B16: buffers stored among the tensors are ignored."""
     zeros = np.zeros(4, np.float32)
     names = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     buffers = {f"model.layers.{i}.self_attn.{name}": zeros for name in names for i in range(2)}
@@ -58,7 +58,7 @@ def test_buffers_are_skipped(tmp_path):
 
 
 def test_bad_sources(tmp_path):
-    """Cases B05, B06 and the rest: the right class, one line, nothing written."""
+    """Cases B05, B06 and other damaged or missing sources."""
     write_hf_folder("base", tmp_path / "hf")
     weights = tmp_path / "hf" / "model.safetensors"
     content = weights.read_bytes()

@@ -1,10 +1,7 @@
-"""The folder that a conversion writes: whole or not at all, whatever happens; the command."""
+"""The folder that a conversion writes: complete, or absent after any failure."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +11,6 @@ from pagedjax.convert import convert, load_checkpoint
 from pagedjax.weights import checkpoint
 from tests.support.hf_folders import names
 from tests.support.tiny_models import write_hf_folder
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_existing_target(tmp_path):
@@ -34,8 +29,8 @@ def test_existing_target(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
-    """A device such as /dev/null would be gone for everybody."""
+def test_only_folders_are_replaced(tmp_path, overwrite):
+    """Replacing a device such as /dev/null would remove it for every process."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "file").write_text("keep")
     os.mkfifo(tmp_path / "pipe")
@@ -48,7 +43,7 @@ def test_what_is_no_folder_is_never_replaced(tmp_path, overwrite):
 
 
 def test_a_mount_point_is_refused_before_any_work(tmp_path, monkeypatch):
-    """It cannot be renamed, and no folder can take its place."""
+    """A mount point cannot be renamed or replaced by a folder."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
@@ -67,7 +62,7 @@ def test_the_working_folder_can_be_replaced(tmp_path, monkeypatch, dots):
 
 
 @pytest.mark.parametrize("target", ["hf", "hf/out", "hf/a/b", "."])
-def test_target_and_source_in_each_other(tmp_path, target):
+def test_a_target_within_its_source_or_around_it_is_refused(tmp_path, target):
     write_hf_folder("base", tmp_path / "hf")
     with pytest.raises(ValueError, match="in each other"):
         convert(tmp_path / "hf", tmp_path / target, overwrite=True, progress=False)
@@ -76,8 +71,8 @@ def test_target_and_source_in_each_other(tmp_path, target):
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
-    """Whatever goes wrong half-way, there is no new folder and the old one is untouched."""
+def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch, failure, existing):
+    """After a failure half-way there is no new folder, and the old one is unchanged."""
     write_hf_folder("base", tmp_path / "hf")
     if existing:
         (tmp_path / "a").mkdir()
@@ -103,8 +98,8 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failure, existing):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, OSError])
-def test_a_failure_to_remove_the_old_folder_is_no_failure(tmp_path, monkeypatch, capsys, failure):
-    """The new folder is in place; what is left of the old one has a plain name, and is named."""
+def test_a_failure_to_remove_the_old_folder_raises_nothing(tmp_path, monkeypatch, capsys, failure):
+    """The new folder is in place; the rest of the old one is renamed, and a message names it."""
     write_hf_folder("base", tmp_path / "hf")
     (tmp_path / "out").mkdir()
     for name in ("one", "two"):
@@ -196,72 +191,3 @@ def test_damaged_converted_folders(tmp_path):
     os.truncate(max(files, key=lambda path: path.stat().st_size), 100)
     with pytest.raises(ValueError, match="has 100 bytes instead of"):
         load_checkpoint(tmp_path / "out")
-
-
-def _command(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "pagedjax.convert", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        **options,
-    )
-
-
-def test_command_line(tmp_path):
-    """Exit status, one line, no traceback; importing brings neither gguf nor transformers."""
-    write_hf_folder("base", tmp_path / "hf")
-    done = _command(tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16", "--verify")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert load_checkpoint(tmp_path / "out")[0].dtype == "bfloat16"
-    failed = _command(tmp_path / "hf", tmp_path / "out")
-    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
-    assert failed.stderr.startswith("error: ") and "exists" in failed.stderr
-    shown = _command(tmp_path / "nowhere", tmp_path / "new", "--debug")
-    assert shown.returncode != 0 and "Traceback" in shown.stderr
-    code = "import sys, pagedjax.convert; print({'gguf', 'transformers'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout.strip() == "set()"
-
-
-# A shell starts background jobs with SIGINT ignored, their children inherit that, and Python then
-# installs no handler: the handler set here is what a command started at a terminal has. At the
-# second tensor the conversion says so and waits for the signal, so that it is not over before, and
-# not in a garbage collection, whose callbacks lose exceptions.
-HEARS_INTERRUPTS = """
-import runpy, signal, time
-from pagedjax.convert import assembly
-signal.signal(signal.SIGINT, signal.default_int_handler)
-cast, names = assembly.cast, []
-def waits(name, array, dtype):
-    names.append(name)
-    if len(names) == 2:
-        print("waits", flush=True)
-        while True:
-            time.sleep(0.05)
-    return cast(name, array, dtype)
-assembly.cast = waits
-runpy.run_module("pagedjax.convert", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "sent, status, said",
-    [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, 143, "")],
-    ids=["keyboard", "terminate"],
-)
-def test_a_signal_while_tensors_are_written_leaves_nothing(tmp_path, sent, status, said):
-    write_hf_folder("base", tmp_path / "hf")
-    command = [sys.executable, "-c", HEARS_INTERRUPTS, str(tmp_path / "hf"), str(tmp_path / "out")]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "waits\n"
-            assert len(names(tmp_path)) == 2
-            process.send_signal(sent)
-            _, stderr = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, stderr) == (status, said)
-    assert names(tmp_path) == ["hf"]

@@ -1,4 +1,4 @@
-"""GGUF: rows back in order, configs from metadata, and refusals by name."""
+"""GGUF: row order, configs from metadata, and refusals."""
 
 import json
 
@@ -25,14 +25,14 @@ def test_unpermute_undoes_the_interleaving(heads, inputs):
 
 
 def test_interleaving_of_one_head():
-    """Case B01: what the files hold, written out."""
+    """Case B01: the row order of GGUF files, as literals."""
     assert interleaved(np.arange(8), 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert unpermute(np.arange(8), 1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tensors_equal_hugging_face(tmp_path, name):
-    """Cases B02 and B03: heads 8 of 2 kv heads among them, biases and factors too."""
+    """Cases B02 and B03: among them 8 heads on 2 KV heads, biases and rope factors."""
     write_gguf(name, tmp_path / "m.gguf")
     tensors, expected = open_gguf(tmp_path / "m.gguf").tensors, hf_tensors(name)
     assert tensors.keys() == expected.keys()
@@ -58,7 +58,7 @@ def _scaling(theta, size, factor, low, high, original):
 @pytest.mark.parametrize("size", [16, 64, 128])
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_published_llama3_scaling_is_found(size, factor):
-    """LLaMA 3.1 has factor 8, 3.2 has 32; both low 1, high 4, 8192."""
+    """LLaMA 3.1 has factor 8 and 3.2 has 32; both have low 1, high 4 and length 8192."""
     config = _scaling(500000.0, size, factor, 1.0, 4.0, 8192)
     found = solve_llama3(rope_factors(config), 500000.0, size)
     assert found == {"rope_type": "llama3", **config["rope_parameters"]}
@@ -125,8 +125,9 @@ def test_partial_rotation_is_refused(tmp_path):
     ("kind", "dtype"),
     [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")],
 )
-def test_types(tmp_path, kind, dtype):
-    """Matrices in `kind`, norms in F32: the source's dtype, and values as the library has them."""
+def test_tensor_types(tmp_path, kind, dtype):
+    """With matrices in `kind` and norms in F32: the source's dtype, and the values of the gguf
+    library."""
     path = tmp_path / "m.gguf"
     write_gguf("base", path, lambda name: KINDS.F32 if "norm" in name else KINDS[kind])
     source = open_gguf(path)
@@ -151,7 +152,7 @@ def test_types_without_dequantiser_are_named(tmp_path):
         open_gguf(path)
 
 
-def test_every_cut_is_noticed(tmp_path):
+def test_every_truncation_is_detected(tmp_path):
     path = tmp_path / "m.gguf"
     write_gguf("base", path)
     content = path.read_bytes()
@@ -173,7 +174,7 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_header_equals_the_library(tmp_path):
-    """Our reader of the header against the one of the package."""
+    """Our header reader against that of the gguf package."""
     path = tmp_path / "m.gguf"
 
     def edit(writer):

@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF metadata: against goldens for SmolLM2, against hand-made vocabularies."""
+"""Tokenizers built from GGUF metadata, against goldens for SmolLM2 and on small vocabularies."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SPACE = "\u2581"
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf, tmp_path_factory):
-    """The tokenizer from the file, and again after it was saved and loaded."""
+    """The tokenizer from the file, and the same after saving and loading it."""
     first = build_tokenizer(read_gguf(smollm2_gguf))
     folder = tmp_path_factory.mktemp("tokenizer")
     first.save_pretrained(folder)
@@ -66,7 +66,7 @@ def _saved(tokenizer, folder):
 
 
 def _byte_characters():
-    """GPT-2's character for each byte: itself where it prints, else the next one from 256 on."""
+    """GPT-2's character of each byte: itself if printable, else the next character from 256 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     characters, extra = {}, 256
     for byte in range(256):
@@ -114,7 +114,7 @@ def test_splits(tmp_path, pre, expected):
 
 
 def test_llama3_takes_whole_words_first():
-    """A word that is in the vocabulary is one token, even where merges would not lead to it."""
+    """A word of the vocabulary is one token, even if no merges lead to it."""
     file = _byte_level_file(pre="llama-bpe")
     file.metadata["tokenizer.ggml.tokens"][258] = "xyz"
     file.metadata["tokenizer.ggml.merges"].remove("123 4")
@@ -134,7 +134,7 @@ def test_special_and_user_defined_tokens(tmp_path):
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("eos", [True, False])
-def test_bos_and_eos_as_asked(tmp_path, pre, bos, eos):
+def test_add_bos_and_add_eos(tmp_path, pre, bos, eos):
     first = build_tokenizer(_byte_level_file(pre=pre, add_bos_token=bos, add_eos_token=eos))
     for tokenizer in (first, _saved(first, tmp_path)):
         assert _tokens(tokenizer, "ab") == ["<bos>"] * bos + ["ab"] + ["<eos>"] * eos
@@ -146,7 +146,7 @@ def _piece_file(**more):
     pieces = [SPACE, "a", "b", "c", "ab", "bc", f"{SPACE}a", "abc", f"{SPACE}abc"]
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(pieces)
-    # "bc" beats "ab": the better score is joined first.
+    # "bc" has a higher score than "ab", so it is merged first.
     scores = [0.0] * 259 + [-9, -9, -9, -9, -2, -1, -5, -3, -4]
     return _file(
         model="llama",
@@ -178,7 +178,7 @@ def test_sentence_piece_without_prefix(tmp_path):
         assert tokenizer.decode(tokenizer(" abc")["input_ids"]) == " abc"
 
 
-def test_pieces_that_a_file_has_twice_are_merged_by_their_texts():
+def test_duplicate_pieces_are_merged_by_their_texts():
     tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", "a", "c", "abc"]
     scores = [0.0] * 5 + [-1.0, 0.0, 0.0, -2.0]
     file = _file(
@@ -215,7 +215,7 @@ def test_file_without_a_tokenizer():
 
 
 def test_same_tokenizer_from_file_and_converted_folder(tmp_path):
-    """Also through a real file, and with a chat template."""
+    """Written to a GGUF file with a chat template."""
     made = _byte_level_file(pre="llama-bpe", chat_template="{{ messages[0].content }}").metadata
 
     def edit(writer):
@@ -229,7 +229,7 @@ def test_same_tokenizer_from_file_and_converted_folder(tmp_path):
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     for path in ("m.gguf", "out"):
         _, _, tokenizer = load_checkpoint(tmp_path / path)
-        # The ids of `write_gguf`: 1 and 2.
+        # `write_gguf` has set the BOS and EOS ids to 1 and 2, so the first id is skipped.
         assert tokenizer("abc")["input_ids"][1:] == [tokenizer.convert_tokens_to_ids("abc")]
         text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
         assert text == "hi"

@@ -1,4 +1,4 @@
-"""What the safetensors reader accepts, and that it names what it refuses."""
+"""The safetensors reader: accepted files, and error messages of refused ones."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def _entry(dtype, shape, begin, end):
 
 
 def test_bf16_bits(tmp_path):
-    """Case B17: bytes 80 3F 20 C0 are 1.0 and -2.5."""
+    """Case B17: the bytes 80 3F 20 C0 are 1.0 and -2.5."""
     path = _write(
         tmp_path / "x.safetensors",
         {"a": _entry("BF16", [2], 0, 4), "__metadata__": {"format": "pt"}},
@@ -48,7 +48,7 @@ def test_types_scalars_and_empty_tensors(tmp_path):
     assert tensors["empty"].read().shape == (0, 7)
 
 
-def test_reads_what_the_library_wrote(tmp_path):
+def test_files_written_by_the_library_are_read(tmp_path):
     write_hf_folder("all", tmp_path)
     tensors = read_safetensors(tmp_path / "model.safetensors")
     expected = hf_tensors("all")
@@ -102,8 +102,8 @@ def test_other_types_are_named(tmp_path):
         read_safetensors(path)
 
 
-def test_every_cut_is_noticed(tmp_path):
-    """Case B06, and not only at 64 bytes."""
+def test_every_truncation_is_detected(tmp_path):
+    """Case B06, truncated at several lengths."""
     write_hf_folder("base", tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
@@ -121,8 +121,8 @@ def test_shards_equal_one_file(tmp_path):
     assert all(np.array_equal(one[name].read(), three[name].read()) for name in one)
 
 
-def test_one_file_outranks_the_shards_it_replaced(tmp_path):
-    """As in transformers."""
+def test_one_file_takes_precedence_over_shards(tmp_path):
+    """transformers also prefers the single file."""
     write_hf_folder("base", tmp_path, shards=2)
     write_hf_folder("bias", tmp_path / "new")
     (tmp_path / "new" / "model.safetensors").rename(tmp_path / "model.safetensors")
@@ -130,7 +130,7 @@ def test_one_file_outranks_the_shards_it_replaced(tmp_path):
 
 
 def test_missing_shard_is_named(tmp_path):
-    """Case B05."""
+    """Case B05: an index refers to a shard that does not exist."""
     write_hf_folder("base", tmp_path, shards=2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model-00002-of-00002.safetensors"):

@@ -1,4 +1,4 @@
-"""What Linux says about its processor."""
+"""CPU facts read from `/proc/cpuinfo`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +25,8 @@ def test_the_first_processors_instruction_sets_are_found(
     assert host_cpu.instruction_sets() == {"fpu", "avx2", "fma"}
 
 
-def test_elsewhere_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_instruction_sets_are_known_without_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_cpu, "CPU_INFO", tmp_path / "missing")
     assert host_cpu.instruction_sets() == frozenset()

@@ -1,4 +1,4 @@
-"""Where an engine runs: meshes from users, and params that come with a mesh of their own."""
+"""The devices of an engine: meshes given by users, and params placed on another mesh."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pagedjax import Engine, EngineConfig
 from pagedjax.devices.mesh import make_mesh
 from tests.support.tiny_llama import GREEDY, finished, tiny
 
-SHARES_PROGRAMS = False  # how each engine traces and compiles its own is the matter here
+SHARES_PROGRAMS = False  # these tests are about how each engine traces and compiles its programs
 PROMPT = [5, 6, 7, 90]
 
 
@@ -46,7 +46,7 @@ def test_axes_of_any_type(expected):
 
 
 def test_params_on_an_explicit_mesh_are_not_copied(expected):
-    """A trainer's arrays have its mesh in their type."""
+    """The type of a trainer's arrays contains its explicit mesh."""
     params = tiny("base")[1]
     theirs = jax.device_put(params, NamedSharding(explicit_mesh("data"), PartitionSpec()))
     assert tokens(theirs) == tokens(params, theirs) == expected
@@ -58,7 +58,7 @@ def test_params_on_an_explicit_mesh_are_not_copied(expected):
         assert ours.unsafe_buffer_pointer() == leaf.unsafe_buffer_pointer()
 
 
-def test_a_mesh_around_the_calls_changes_nothing(expected):
+def test_a_mesh_context_around_the_calls_changes_no_token(expected):
     with jax.set_mesh(explicit_mesh("data")):
         assert tokens(tiny("base")[1]) == expected
 
@@ -79,7 +79,7 @@ def test_other_meshes_are_refused(mesh, error, message):
 
 
 def on_two_devices():
-    """Runs in a process that has two; prints what came out."""
+    """Run engines in a process with two devices; print tokens and error messages as JSON."""
     params, (first, second) = tiny("base")[1], jax.devices()
     there = jax.device_put(params, second)
     mesh = Mesh(np.array([first, second]), ("data",))

@@ -1,6 +1,6 @@
-"""What compiling for GPUs says, on a machine that has none: memory, kernels, exchanges.
+"""Programs compiled for GPUs on a machine that has none: memory, kernels, collectives.
 
-The cases are in `tests.support.aot_process`, which one child process per GPU compiles.
+The cases are in `tests.support.aot_cases`; one child process per GPU compiles them.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels import aot
-from tests.support.aot_process import CASES, REGISTERS, SHARED_BYTES, everything
+from tests.support.aot_cases import CASES, REGISTERS, SHARED_BYTES, everything
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / ".aot"
@@ -28,12 +28,12 @@ EACH = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """{target: {case: what `aot_process.summary` wrote}}."""
+    """{target: {case: summary}}, see `aot_process.summary`."""
     return compiled(aot.TARGETS, tmp_path_factory.mktemp("aot"))
 
 
 def compiled(targets, folder, *names):
-    """Compile the named cases, or all, in one child process for each target at a time."""
+    """Compile the named cases, or all, in one child process per target; they run concurrently."""
     assert PLUGIN.is_dir(), f"{PLUGIN} is missing; `make test` installs it"
     children, found = {}, {}
     for target in targets:
@@ -59,7 +59,7 @@ def compiled(targets, folder, *names):
 
 
 def check_kernels(kernels, target, case, registers=REGISTERS):
-    """Spills, registers, shared memory, and the instructions that each kernel is made for."""
+    """Check spills, registers, shared memory, and that a kernel has the instructions it is for."""
     names = [re.sub(r"_+\d+$", "", kernel["name"]) for kernel in kernels]
     assert set(names) == set(case.kernels)
     for name, kernel in zip(names, kernels, strict=True):
@@ -75,9 +75,9 @@ def check_kernels(kernels, target, case, registers=REGISTERS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", aot.TARGETS)
-def test_everything_that_takes_long_to_compile(target, tmp_path):
-    """Some of these configurations take more registers than the bounds of the pairwise cases say;
-    none spills."""
+def test_all_configurations_and_long_cases(target, tmp_path):
+    """Some of these configurations need more registers than the pairwise cases may use; none
+    spills."""
     registers = dict.fromkeys(REGISTERS, 255)
     found = compiled([target], tmp_path, "everything")[target]
     for case in everything(target):
@@ -103,14 +103,14 @@ def test_pools_are_updated_in_place(reports, target, case):
 
 
 @EACH
-def test_devices_exchange_the_sums_of_hidden_states_alone(reports, target, case):
+def test_devices_exchange_only_sums_of_hidden_states(reports, target, case):
     exchanged = reports[target][case.name]["collectives"]
     assert Counter((op, kind, tuple(shape)) for op, kind, shape in exchanged) == case.exchanges
 
 
 @EACH
 def test_no_pool_leaves_its_device(reports, target, case):
-    """Whatever else is exchanged, it is smaller than one layer of a pool."""
+    """Exchanged arrays have at most 3 axes; one layer of a pool has 4."""
     exchanged = reports[target][case.name]["collectives"]
     assert [shape for _, _, shape in exchanged if len(shape) > 3] == []
 
@@ -157,7 +157,7 @@ condition:
 """
 
 
-def test_reading_a_program(tmp_path):
+def test_reports_are_parsed(tmp_path):
     (tmp_path / "module.thunk_sequence.txt").write_text(SCHEDULE)
     schedule = tuple(aot.schedule_of(tmp_path))
     report = aot.Report(0, 0, 0, kernels=(), schedule=schedule, hlo=HLO, seconds=0)
@@ -181,7 +181,7 @@ def test_a_missing_plugin_is_named(monkeypatch):
         aot.mesh_for(aot.TARGETS["h200"])
 
 
-def test_the_environment_is_only_described(monkeypatch, tmp_path):
+def test_environment_leaves_os_environ_unchanged(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     before = dict(os.environ)
     added = aot.environment(tmp_path)

@@ -1,7 +1,7 @@
-"""Every kernel compiled on the GPU that is there, against the reference, with poison around.
+"""Every kernel compiled on the attached GPU, against the reference, on poisoned pools.
 
-`test_triton_kernels` and `test_mosaic_decode` interpret the same cases where there is none. This
-file needs jax, numpy and pytest alone: `python -m pytest -m gpu tests/kernels/test_gpu_kernels.py`.
+Without a GPU, `test_triton_kernels` and `test_mosaic_decode` interpret the same cases. This file
+needs only jax, numpy and pytest: `python -m pytest -m gpu tests/kernels/test_gpu_kernels.py`.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ from tests.support.paged_pools import problem, queries, starts
 
 pytestmark = pytest.mark.gpu
 
-# The pools of the XLA ops' cases, and of the Mosaic kernel's, which has fewer of everything.
+# Cases of the XLA ops differ in the pool's dtype; the Mosaic kernel supports fewer configurations.
 XLA_CASES = [KernelCase(128, pool, 16, 4) for pool in ("float32", "bfloat16", "int8", "fp8")]
 MOSAIC_CASES = [
     KernelCase(128, "bfloat16", 16, 4),
@@ -50,7 +50,7 @@ def described():
 
 
 def assert_right(op, arguments, options, wanted, dtype):
-    """Close to the reference, of the right type, and the same bit for bit in a second run."""
+    """Check dtype, closeness to the reference, and that a second run is bit-identical."""
     on_device = jax.tree.map(jnp.asarray, arguments)
     scales = {name: jnp.asarray(options.pop(name)) for name in list(options) if "scales" in name}
     run = jax.jit(partial(op, **options))
@@ -75,7 +75,7 @@ def prefill(op, case, **own):
 
 @each(decode_cases(full=False))
 def test_triton_decode(case):
-    """float32 within 5e-6 says that no product is rounded to TF32 (B65)."""
+    """Case B65: an error below 5e-6 in float32 shows that no product is rounded to TF32."""
     own = case.decode_options() | {"tiles": case.tiles(described())}
     decode(triton_decode.paged_decode, case, **own)
 
@@ -88,7 +88,7 @@ def test_triton_prefill(case):
 @each(MOSAIC_CASES)
 def test_mosaic_decode(case):
     if described().capability[0] != 9:
-        pytest.skip("a kernel for Hopper")
+        pytest.skip("needs a Hopper GPU")
     decode(mosaic_decode.paged_decode, case)
 
 
@@ -104,7 +104,7 @@ def test_xla_prefill(case):
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_quantised_writes_store_the_same_bytes(kind):
-    """Up to one step of the format, where the division falls on the other side of a half."""
+    """Bytes may differ by one step of the format, where a quotient is near a rounding boundary."""
     dtype = {"int8": np.int8, "fp8": np.uint8}[kind]
     pool, scales = np.zeros((2, 4, 2, 8, 64), dtype), np.zeros((2, 4, 2, 8), SCALE_DTYPE)
     blocks, offsets = np.array([0, 3, 4, 1], np.int32), np.array([7, 0, 2, 5], np.int32)
@@ -118,7 +118,7 @@ def test_quantised_writes_store_the_same_bytes(kind):
 
 
 def test_a_long_context_in_many_splits():
-    """What `tiles` chooses for one row on this device: as many splits as it has."""
+    """One row, in as many splits as `tiles` chooses for this device."""
     made = problem([5000], 8, 16, 128, seed=3).cast("bfloat16")
     arguments = [queries(1, 32, 128, "bfloat16"), *made]
     wanted = reference.paged_decode(*arguments, scale=0.09)

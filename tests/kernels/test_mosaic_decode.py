@@ -1,4 +1,4 @@
-"""The Mosaic decode kernel in its interpreter, races watched for, against the reference."""
+"""The Mosaic decode kernel in its interpreter, with race detection, against the reference."""
 
 from functools import cache, partial
 
@@ -12,19 +12,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import mosaic_decode, reference
 from tests.support.paged_pools import GARBAGE, LAYER, problem
 
-TOLERANCE = 4e-3  # of the largest output: the weights are rounded to 8 bits before they meet V
+TOLERANCE = 4e-3  # of the largest output: weights are rounded to 8 bits before the product with V
 WATCHED = plgpu.InterpretGPUParams(detect_races=True)
 
 
 @pytest.fixture(autouse=True)
 def fresh_interpreter():
-    """What an exception leaves behind would fail the tests that follow."""
+    """Reset the interpreter, whose state after an exception would make later tests fail."""
     yield
     interpreter.reset_gpu_interpret_mode_state()
 
 
 def edges(size):
-    """Context lengths at the edges of a page of `size`, and one of three blocks."""
+    """Context lengths around a page of `size`, and one of three kernel blocks."""
     return [0, 1, size - 1, size, size + 1, 130]
 
 
@@ -39,7 +39,7 @@ def compiled(**options):
 
 
 def decode(q, *arguments, scale=0.125, **options):
-    """The kernel's output, once it is known that no race was found on the way."""
+    """Run the kernel, check that no race was found, and return its output."""
     out = np.asarray(compiled(scale=scale, **options)(q, *arguments))
     assert not interpreter.get_races().races_found
     return out
@@ -62,8 +62,8 @@ def test_agrees_with_the_reference(kv_heads, group, size, width, dtype, options)
     arguments = problem(edges(size), kv_heads, size, width, seed=1).cast(dtype)
     q = queries(6, kv_heads * group, width, dtype)
     got = decode(q, *arguments, scale=width**-0.5, **options)
-    meaning = {name: value for name, value in options.items() if name != "splits"}
-    wanted = reference.paged_decode(q, *arguments, scale=width**-0.5, **meaning)
+    known = {name: value for name, value in options.items() if name != "splits"}
+    wanted = reference.paged_decode(q, *arguments, scale=width**-0.5, **known)
     assert got.dtype == dtype
     assert_close(got, wanted)
     np.testing.assert_array_equal(got[0], 0)
@@ -71,7 +71,7 @@ def test_agrees_with_the_reference(kv_heads, group, size, width, dtype, options)
 
 @pytest.mark.parametrize("window", [1, 17, 200])
 def test_pages_outside_the_window_are_not_read(window):
-    """Neither they nor their table entries, which may be gone."""
+    """Their keys and values and their table entries may be invalid."""
     size, lengths = 32, [32, 130, 149]
     k_pool, v_pool, layer, tables, lens = problem(lengths, 1, size, 64, seed=2).cast("bfloat16")
     q = queries(3, 2, 64)
@@ -87,7 +87,7 @@ def test_pages_outside_the_window_are_not_read(window):
     assert_close(got, wanted)
 
 
-def test_splits_and_stages_change_nothing_but_the_rounding():
+def test_splits_and_stages_change_only_the_rounding():
     arguments = problem([0, 129, 330], 1, 64, 64, seed=3).cast("bfloat16")
     q = queries(3, 2, 64)
     wanted = reference.paged_decode(q, *arguments, scale=0.125)
@@ -113,7 +113,7 @@ def test_rows_without_context_are_zero():
     np.testing.assert_array_equal(decode(queries(2, 1, 64), *arguments, splits=2), 0)
 
 
-def test_reads_the_layer_it_is_told():
+def test_reads_the_given_layer():
     arguments = problem([5, 19], 1, 16, 64, seed=6).cast("bfloat16")
     pools = [np.roll(pool, 1, axis=0) for pool in arguments[:2]]
     q = queries(2, 1, 64)
@@ -129,14 +129,14 @@ def test_averages_values_where_all_scores_are_very_negative():
     assert_close(out, reference.paged_decode(q, k_pool, v_pool, *rest, scale=1.0))
 
 
-def test_splits_fill_the_gpu_and_are_no_shorter_than_they_should_be():
+def test_default_splits_fill_the_gpu_and_are_not_too_short():
     splits = mosaic_decode._default_splits
     assert [splits(pairs, 2**16, None) for pairs in (8, 256, 264, 1000)] == [64, 2, 1, 1]
     assert [splits(8, tokens, None) for tokens in (16, 256, 511, 512, 4096)] == [1, 1, 1, 2, 16]
     assert splits(8, 2**16, 1024) == 4
 
 
-# -- what is compiled for a GPU -------------------------------------------------------------------
+# -- lowering for a GPU ---------------------------------------------------------------------------
 
 
 def shaped(shape, dtype="bfloat16"):
@@ -144,7 +144,7 @@ def shaped(shape, dtype="bfloat16"):
 
 
 def arguments_of(pool=(32, 40_000, 8, 16, 128), heads=32, dtype="bfloat16"):
-    """Shapes alone; a pool of more elements than int32 counts."""
+    """Abstract arguments; the default pool has more than 2**31 elements."""
     return (
         shaped((32, heads, pool[4]), dtype), shaped(pool, dtype), shaped(pool, dtype),
         shaped((), "int32"), shaped((32, 512), "int32"), shaped((32,), "int32"),
@@ -159,7 +159,7 @@ def arguments_of(pool=(32, 40_000, 8, 16, 128), heads=32, dtype="bfloat16"):
     ids=["large", "small", "wide"],
 )  # fmt: skip
 def test_lowers_for_a_gpu(pool, heads, dtype, options):
-    """Layouts, swizzles and TMA boxes, which the interpreter takes as they come, fit together."""
+    """Layouts, swizzles and TMA boxes are consistent; the interpreter does not check them."""
     function = partial(mosaic_decode.paged_decode, scale=1.0, **options)
     traced = jax.jit(function).trace(*arguments_of(pool, heads, dtype))
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -180,7 +180,7 @@ def test_lowers_for_a_gpu(pool, heads, dtype, options):
      ({}, {"splits": 0}, "splits 0.*supported"),
      ({}, {"stages": 6}, "stages 6.*supported.*1 to 5")],
 )  # fmt: skip
-def test_refuses_what_it_cannot_do(change, options, said):
+def test_unsupported_arguments_are_refused(change, options, said):
     with pytest.raises((NotImplementedError, ValueError), match=said):
         mosaic_decode.paged_decode(*arguments_of(**change), scale=1.0, **options)
 

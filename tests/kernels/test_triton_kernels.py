@@ -1,5 +1,7 @@
-"""The Triton kernels, interpreted, against the reference, with poison wherever they must not
-look. `test_aot` compiles the same cases for GPUs."""
+"""The Triton kernels, interpreted, against the reference, on poisoned pools.
+
+`test_aot` compiles the same cases for GPUs.
+"""
 
 import dataclasses
 from functools import partial
@@ -18,7 +20,7 @@ KV_HEADS = 2
 
 
 def each(cases):
-    """The pairwise cases in `make test`, the full product in `make test-all`."""
+    """Parametrise by the pairwise cases, and in `make test-all` by the full product."""
     quick = cases(full=False)
     slow = [case for case in cases(full=True) if case not in set(quick)]
     return pytest.mark.parametrize(
@@ -60,17 +62,17 @@ def test_prefill_agrees_with_the_reference(case):
     options = case.options | scales
     got = run_prefill(*arguments, **options)
     assert_close(got, reference.paged_prefill(*arguments, **options), case.dtype)
-    np.testing.assert_array_equal(got[sum(case.counts) :], 0)  # queries of no row
+    np.testing.assert_array_equal(got[sum(case.counts) :], 0)  # padding queries
 
 
-# -- what a result may depend on -------------------------------------------------------------------
+# -- independence of a row's result ----------------------------------------------------------------
 
 PLAIN = KernelCase(64, "float32", 16, 3)
 ROWS = [33, 5, 140, 17, 300, 64]
 
 
 def rows_of(chosen, dtype="float32"):
-    """Decode arguments of some of the rows, in this order, in one table width."""
+    """Decode arguments of the chosen rows, in the given order; the table width is the same."""
     made = problem(ROWS, KV_HEADS, 16, 64, seed=7).cast(dtype)
     q = queries(len(ROWS), KV_HEADS * 3, 64, dtype)
     *pools, tables, lens = made
@@ -87,7 +89,7 @@ def rows_of(chosen, dtype="float32"):
     ],
 )
 def test_fixed_splits_make_a_row_independent_of_its_neighbours(dtype, window):
-    """Bit for bit: in any place, among any others, whatever tiles a batch of that size gets."""
+    """Results are bit-identical at any position, among any rows, and for any choice of tiles."""
     options = {"scale": 0.125, "window": window, "fixed_split_tokens": FIXED}
     together = run_decode(*rows_of(np.arange(6), dtype), **options)
     for chosen in ([2], [4, 2, 0], [5, 4, 3, 2, 1, 0]):
@@ -120,14 +122,14 @@ def test_two_runs_are_bit_equal(splits):
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 64])
 def test_splits_change_only_the_rounding(splits):
-    """Also where there are more splits than blocks of keys, so that some have nothing to do."""
+    """With more splits than blocks of keys, some splits are empty."""
     arguments = rows_of(np.arange(6))
     got = run_decode(*arguments, scale=0.125, tiles=DecodeTiles(16, splits))
     assert_close(got, reference.paged_decode(*arguments, scale=0.125), "float32")
 
 
 def test_decode_averages_values_where_all_scores_are_very_negative():
-    """B63."""
+    """Case B63: equal scores of -6e4 give the mean of the values."""
     k_pool, v_pool, *rest = problem([5], 1, 8, 16, seed=5).cast("float32")
     k_pool[np.isfinite(k_pool)] = -6e4 / 16
     q = np.ones((1, 1, 16), np.float32)
@@ -139,7 +141,7 @@ def test_decode_averages_values_where_all_scores_are_very_negative():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_result_has_the_dtype_of_the_queries(dtype):
-    """Also where the pool is wider or narrower; the products then run in the wider one."""
+    """The pool's dtype may be wider or narrower; products use the wider of the two."""
     q = queries(6, KV_HEADS * 3, 64, dtype)
     for pool in ("float32", "bfloat16"):
         arguments = (q, *rows_of(np.arange(6), pool)[1:])
@@ -148,7 +150,7 @@ def test_the_result_has_the_dtype_of_the_queries(dtype):
         assert_close(got, reference.paged_decode(*arguments, scale=0.125), "bfloat16")
 
 
-def test_a_layer_is_read_and_no_other():
+def test_only_the_given_layer_is_read():
     q, k_pool, v_pool, layer, *rest = rows_of(np.arange(6))
     moved = [np.roll(pool, 1, axis=0) for pool in (k_pool, v_pool)]
     got = run_decode(q, *moved, np.int32(LAYER + 1), *rest, scale=0.125)
@@ -156,8 +158,8 @@ def test_a_layer_is_read_and_no_other():
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_more_rows_than_chunks_of_queries():
-    """Rows of no query between others, at the start and at the end; drafts of k + 1 tokens."""
+def test_prefill_with_rows_without_queries():
+    """Rows without queries at the start, at the end and between rows of several queries."""
     counts = [0, 5, 0, 0, 5, 5, 1, 0]
     lengths = [9, 50, 3, 0, 5, 77, 1, 0]
     made = problem(lengths, KV_HEADS, 16, 64, seed=9).cast("float32")
@@ -168,7 +170,7 @@ def test_more_rows_than_chunks_of_queries():
         assert_close(got, wanted, "float32")
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_more_rows_than_chunks_of_queries():
      ({"pool": "int8"}, "need one scale a vector")],
 )  # fmt: skip
 @pytest.mark.parametrize("op", ["decode", "prefill"])
-def test_what_cannot_be_served_is_named(op, change, message):
+def test_unsupported_arguments_are_named(op, change, message):
     case = dataclasses.replace(PLAIN, **change)
     shape = (1, 2, KV_HEADS, case.size, case.width)
     pool = jax.ShapeDtypeStruct(shape, case.pool)
@@ -195,8 +197,8 @@ def test_what_cannot_be_served_is_named(op, change, message):
 @pytest.mark.parametrize(
     ("blocks", "fits"), [(2**14, True), (2**14 + 1, False), (2**15, False), (2**15 + 1, True)]
 )
-def test_one_byte_pools_that_offsets_cannot_count_are_refused(blocks, fits):
-    """B61: 2**31 to 2**32 elements; 2**17 elements a block here."""
+def test_one_byte_pools_beyond_32_bit_offsets_are_refused(blocks, fits):
+    """Case B61: pools of 2**31 to 2**32 elements; a block has 2**17 elements here."""
     pool = jax.ShapeDtypeStruct((4, blocks, 8, 32, 128), "int8")
     scales = jax.ShapeDtypeStruct(pool.shape[:-1], "bfloat16")
     q = jax.ShapeDtypeStruct((2, 32, 128), "bfloat16")

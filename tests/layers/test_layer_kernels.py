@@ -1,5 +1,5 @@
-"""The kernels between a layer's products, interpreted, against the reference; and those products
-in parts. `test_aot` compiles them for GPUs."""
+"""The kernels between a layer's matrix products, interpreted, against the reference; and products
+computed in parts. `test_aot` compiles them for GPUs."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def test_rope_write_agrees_with_the_reference(case):
 
 @pytest.mark.parametrize("kind", ONE_BYTE)
 def test_kernels_quantise_as_xla_does(kind):
-    """Bit for bit: subnormal numbers, ties, the largest, signs, zeros and NaN."""
+    """Bit-identical for subnormals, ties, the largest values, both signs, zeros and NaN."""
     steps = np.arange(-448, 449, dtype=np.float32) / 448 * (127 if kind == "int8" else 448)
     ties = np.concatenate([steps + 0.5, steps * 2.0**-9, (steps + 0.5) * 2.0**-9])
     random = normal(3, 40, 64) * np.float32(2.0) ** np.arange(-20, 20, dtype=np.float32)[:, None]
@@ -58,7 +58,7 @@ def test_kernels_quantise_as_xla_does(kind):
         assert np.isnan(run(broken)[1].astype(np.float32)).all()
 
 
-def test_a_layer_of_the_pool_is_written_and_no_other():
+def test_only_the_given_layer_is_written():
     given = list(arguments(64, "float32", "float32", 8, 3, 1))
     given[4] = np.int32(LAYERS - 1)
     _, pools = rope_write(*given, dtype=jnp.float32)
@@ -74,7 +74,7 @@ def test_add_norm_agrees_with_the_reference(width, dtype, parts):
     check_add_norm(lambda *given: map(np.asarray, run(*given)), width, dtype, parts)
 
 
-def test_a_row_too_wide_for_add_norm_is_named():
+def test_add_norm_refuses_a_row_that_is_too_wide():
     x, weight = jax.ShapeDtypeStruct((2, 40000), "float32"), jnp.ones(40000)
     parts = jax.ShapeDtypeStruct((1, 2, 40000), "float32")
     with pytest.raises(ValueError, match="hidden_size=40000; supported by this kernel: up to"):

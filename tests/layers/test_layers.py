@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def normal(seed, *shape, dtype="float32"):
-    """Random values that are exact in `dtype`, as float64 of numpy."""
+    """Random float64 values that `dtype` represents exactly."""
     values = np.random.default_rng(seed).normal(size=shape)
     return values.astype(np.float32).astype(jnp.dtype(dtype)).astype(np.float64)
 
@@ -54,7 +54,7 @@ def test_rms_norm_of_zeros_is_zero():
     ("outputs", "inputs"), [((5,), (7,)), ((2, 3, 4), (7,)), ((5,), (2, 3, 4)), ((2, 5), (3, 4))]
 )
 def test_linear(outputs, inputs, biased, dtype):
-    """Weights are `[*out, *in]`; a bias is added in float32."""
+    """Weights have shape `[*out, *in]`; a bias is added in float32."""
     x, weight = normal(1, 6, *inputs, dtype=dtype), normal(2, *outputs, *inputs, dtype=dtype)
     bias = normal(3, *outputs, dtype=dtype) if biased else np.zeros(outputs)
     wanted = np.tensordot(x, weight, [range(1, x.ndim), range(len(outputs), weight.ndim)]) + bias
@@ -65,9 +65,7 @@ def test_linear(outputs, inputs, biased, dtype):
 @DTYPES
 @pytest.mark.parametrize("rows", [2, 8, 20, 64, 65])
 @pytest.mark.parametrize("instructions", [frozenset(), frozenset({"avx2"})])
-def test_whichever_side_the_weights_are_on_the_product_is_the_same(
-    rows, instructions, dtype, monkeypatch
-):
+def test_products_are_equal_with_weights_on_either_side(rows, instructions, dtype, monkeypatch):
     monkeypatch.setattr(products, "instruction_sets", lambda: instructions)
     x, weight = normal(1, rows, 40, dtype=dtype), normal(2, 3, 5, 40, dtype=dtype)
     got = linear(device(x, dtype), device(weight, dtype))
@@ -78,7 +76,7 @@ def test_whichever_side_the_weights_are_on_the_product_is_the_same(
     ("instructions", "least", "most"),
     [({"avx2"}, 8, 48), ({"avx2", "avx512f"}, 16, 32), (set(), 16, 32)],
 )
-def test_for_how_many_rows_weights_in_bfloat16_go_left(instructions, least, most):
+def test_row_counts_for_which_bfloat16_weights_go_left(instructions, least, most):
     left = [n for n in range(200) if products._weights_go_left(n, jnp.bfloat16, instructions)]
     assert (left[0], left[-1], len(left)) == (least, most, most - least + 1)
 
@@ -105,7 +103,7 @@ def test_plain_frequencies(head_dim, theta):
 
 
 def test_llama3_keeps_blends_and_divides_the_frequencies():
-    """B11."""
+    """Case B11."""
     scaled = rope_frequencies(RopeScaling(500000.0, "llama3", 8.0, 1.0, 4.0, 8192), 16)
     ratio = scaled / rope_frequencies(RopeScaling(500000.0), 16)
     wanted = [1, 1, 1, 1, 0.371122, 0.125, 0.125, 0.125]
@@ -130,14 +128,14 @@ def tables(positions, head_dim=64):
 
 
 def test_neighbouring_far_positions_have_different_tables():
-    """B14: bfloat16 has no 257."""
+    """Case B14: bfloat16 cannot represent 257."""
     cos, sin = tables([256, 257])
     assert (cos[0] != cos[1]).any() and (sin[0] != sin[1]).any()
 
 
 @pytest.mark.parametrize("position", [0, 1, 257, 4095])
 def test_tables_are_close_to_float64(position):
-    """B14."""
+    """Case B14."""
     angles = position * 10000.0 ** (-np.arange(0, 64, 2) / 64)
     cos, sin = tables([position])
     np.testing.assert_allclose(cos[0], np.cos(angles), atol=1e-3)
@@ -145,14 +143,14 @@ def test_tables_are_close_to_float64(position):
 
 
 def test_tables_are_float32_for_a_bfloat16_model():
-    """B14: whatever the frequencies' dtype, too."""
+    """Case B14: for any dtype of the frequencies."""
     frequencies = rope_frequencies(RopeScaling(), 8).astype(ml_dtypes.bfloat16)
     cos, sin = rope_tables(jnp.arange(3, dtype=jnp.int32), frequencies)
     assert (cos.dtype, sin.dtype) == (jnp.float32, jnp.float32)
 
 
 def test_rotation_multiplies_complex_pairs():
-    """Element i pairs with element i + D/2; positions are neither sorted nor from 0."""
+    """Element i pairs with element i + D/2; positions are unsorted and do not start at 0."""
     x, positions = normal(1, 4, 3, 8), np.array([7, 0, 130, 1])
     angles = np.outer(positions, 10000.0 ** (-np.arange(0, 8, 2) / 8))
     turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angles)[:, None]
@@ -166,7 +164,7 @@ def test_position_zero_is_not_rotated():
     np.testing.assert_array_equal(apply_rope(device(x), *tables([0, 0], 8)), device(x))
 
 
-def test_products_of_rotated_pairs_depend_on_the_distance_alone():
+def test_scores_of_rotated_vectors_depend_only_on_the_distance():
     q, k = normal(1, 1, 1, 8), normal(2, 1, 1, 8)
 
     def score(query, key):
@@ -179,7 +177,7 @@ def test_products_of_rotated_pairs_depend_on_the_distance_alone():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_in_float32_are_never_rounded_to_tf32(dtype):
-    """B65: said in the program, since only a GPU would do it."""
+    """Case B65: checked in the lowered program, because only a GPU would use TF32."""
     x, weight = jnp.ones((4, 8), dtype), jnp.ones((2, 3, 8), dtype)
     text = jax.jit(linear).lower(x, weight).as_text()
     assert ("precision = [HIGHEST, HIGHEST]" in text) == (dtype == "float32")

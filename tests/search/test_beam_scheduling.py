@@ -1,4 +1,4 @@
-"""Beam search over the scheduler alone: pools too small for all beams change no sequence."""
+"""Beam search on the scheduler with a fake device: a small pool does not change the sequences."""
 
 import random
 
@@ -19,13 +19,13 @@ MODEL = ModelConfig(VOCAB, 8, 8, 1, 1, 1, 8, eos_token_ids=(END,))
 
 
 def scores_after(context):
-    """A log probability for each token, from all of the context."""
+    """Log probabilities of all tokens, determined by the whole context."""
     rng = random.Random(hash(tuple(context)))
     return np.array([-5 * rng.random() for _ in range(VOCAB)])
 
 
 class RankingDevice(FakeDevice):
-    """Ranks the next tokens after what it finds through the block table."""
+    """Ranks the next tokens by the context that it reads through the block table."""
 
     def _sample(self, row, request):
         best = scores_after(self._context(row))
@@ -34,7 +34,7 @@ class RankingDevice(FakeDevice):
 
 
 class RankingEngine:
-    """As much of an engine as beam search uses, with `in_flight` steps uncommitted."""
+    """The part of an engine that beam search uses, with `in_flight` uncommitted steps."""
 
     tokenizer = None
     model_config = MODEL
@@ -78,8 +78,8 @@ def search(engine, prompts, width, max_tokens):
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
-def test_small_pools_find_what_a_large_one_finds(in_flight):
-    """Preempted beams are neither ranked by an old end nor written beyond their blocks."""
+def test_small_pools_find_the_sequences_of_a_large_one(in_flight):
+    """A preempted beam gets candidates only for its full length, and writes only its own blocks."""
     for seed in range(250):
         rng = random.Random(seed)
         prompts = [

@@ -1,4 +1,4 @@
-"""Beam search against Hugging Face's, on tiny models, and what its beams share."""
+"""Beam search against Hugging Face on tiny models, and the blocks that beams share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sequences_and_scores_equal_hugging_face(index: int) -> None:
 @pytest.mark.parametrize(
     "options", [{"num_blocks": 12}, {"max_num_seqs": 2}, {"enable_prefix_caching": False}], ids=str
 )
-def test_a_small_engine_finds_the_same(options: dict[str, Any]) -> None:
+def test_a_small_engine_finds_the_same_sequences(options: dict[str, Any]) -> None:
     case = max(CASES, key=lambda case: case["beam_width"] * len(case["sequences"][0]))
     llm = make_llm(case["variant"], case["eos_token_id"], block_size=4, **options)
     assert search(llm, case)[0] == case["sequences"]
@@ -59,8 +59,8 @@ def test_prompts_are_searched_together_beside_other_requests() -> None:
     assert len(finished(llm.engine.run())["other"]) == 16
 
 
-def test_beams_share_their_past() -> None:
-    """Four beams after a prompt of 64 tokens hold its blocks once, and little more."""
+def test_beams_share_the_blocks_of_their_prefix() -> None:
+    """Four beams share the 16 blocks of a 64-token prompt and add at most 3 blocks each."""
     llm = make_llm("base", block_size=4)
     most, step = 0, llm.engine.step
 
@@ -75,7 +75,7 @@ def test_beams_share_their_past() -> None:
     assert 16 < most <= 16 + 4 * 3
 
 
-def test_a_beam_of_one_is_greedy() -> None:
+def test_beam_width_one_is_greedy() -> None:
     llm = make_llm("base")
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     greedy = llm.generate([[1, 2, 3]], params, use_tqdm=False)[0].outputs[0].token_ids

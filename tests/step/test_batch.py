@@ -1,4 +1,4 @@
-"""Buckets: the shapes that steps are padded to."""
+"""Buckets: the shapes to which steps are padded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = Request(
 
 
 def plan(decodes: int, tokens: int, samples: int) -> Plan:
-    """So many decode rows, and one chunk from which so many requests draw."""
+    """A plan of `decodes` decode rows and a chunk of `tokens` tokens for `samples` samples."""
     decode = [Row(REQUEST, 0, 1, (REQUEST,))] * decodes
     return Plan(decode, [Row(REQUEST, 0, tokens, (REQUEST,) * samples)] if tokens else [])
 
@@ -46,7 +46,8 @@ def test_every_step_fits_one_of_the_shapes(buckets: Buckets) -> None:
 
 
 def test_the_shapes_of_a_default_engine_on_a_cpu() -> None:
-    """Few rows have a mixed shape of their own where 64 of them would be a quarter or more."""
+    """Mixed steps of up to 16 rows have their own shape when 64 rows would be at least a quarter
+    of the tokens."""
     alone = [Shape(rows, 0, rows) for rows in (2, 8, 16, 32, 48, 64)]
     mixed = [Shape(rows, tokens, rows) for tokens in (64, 128, 256) for rows in (16, 64)]
     assert Buckets(64, 512).shapes() == [*alone, *mixed, Shape(64, 512, 64)]

@@ -1,5 +1,5 @@
-"""`batch_invariant=True`: the same bits alone and among any others, with and without prefix hits,
-chunks and preemption."""
+"""`batch_invariant=True`: a request's results are bit-identical alone and among others, with and
+without prefix hits, chunked prefill and preemption."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from pagedjax.step import invariance
 from pagedjax.step.batch import Buckets
 from pagedjax.step.invariance import invariant_buckets
 
-# Widths of SmolLM2. The rows of much narrower products round by their number; see below.
+# Widths of SmolLM2. In much narrower products, rounding depends on the number of rows.
 WIDE = ModelConfig(
     1000, 576, 1536, 2, 9, 3, 64, max_position_embeddings=512, initializer_range=0.05
 )
@@ -40,7 +40,7 @@ def prompts():
 
 
 def results(engine, requests):
-    """Ids and log probabilities, bit for bit, of requests that are added together."""
+    """Token ids and the bytes of log probabilities of requests that are added together."""
     for index, (prompt, params) in enumerate(requests):
         engine.add_request(str(index), prompt, params)
     found = {each.request_id: each.outputs[0] for each in engine.run()}
@@ -64,7 +64,7 @@ def results(engine, requests):
         pytest.param({}, marks=pytest.mark.slow),  # more shapes to compile
     ],
 )
-def test_alone_and_among_others_with_hits_chunks_and_preemption(dtype, options):
+def test_results_are_the_same_alone_and_among_others(dtype, options):
     requests = [(prompt, [PARAMS, GREEDY][i % 2]) for i, prompt in enumerate(prompts())]
     engine = make(dtype, **options)
     alone = [results(engine, [each])[0] for each in requests]
@@ -88,7 +88,7 @@ def test_neighbours_with_every_option_change_no_bit():
     assert results(engine, requests)[0] == alone
 
 
-def test_shapes_of_other_bits_are_left_out():
+def test_shapes_with_other_results_are_left_out():
     explicit = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     engine = make(jnp.float32, explicit, max_num_seqs=4, max_num_batched_tokens=16)
     least = engine._runner.buckets.least_rows
@@ -96,7 +96,7 @@ def test_shapes_of_other_bits_are_left_out():
     assert all(shape.decode_rows >= least for shape in engine._runner.buckets.shapes())
 
 
-def test_a_device_without_such_a_class_is_refused(monkeypatch):
+def test_a_device_without_invariant_shapes_is_refused(monkeypatch):
     monkeypatch.setattr(
         invariance._Trial, "bits", lambda self, shape, largest: [bytes([shape.tokens > 0])]
     )
@@ -104,7 +104,7 @@ def test_a_device_without_such_a_class_is_refused(monkeypatch):
         make(jnp.float32, max_num_seqs=64)
 
 
-def test_the_least_rows_are_those_from_which_all_shapes_agree(monkeypatch):
+def test_least_rows_is_the_smallest_from_which_all_shapes_agree(monkeypatch):
     monkeypatch.setattr(
         invariance._Trial, "bits", lambda self, shape, largest: [bytes([shape.decode_rows < 20])]
     )

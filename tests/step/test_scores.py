@@ -1,4 +1,4 @@
-"""Scores that texts of one call take over from each other."""
+"""Scores of prefix blocks that are shared by the texts of one call."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ def request(tokens: list[int]) -> Request:
     )
 
 
-def test_blocks_taken_over_anywhere_and_from_anyone_are_filled() -> None:
-    """Also in the middle, and from a later text: what a preempted one finds when it resumes."""
+def test_cached_blocks_are_filled_at_any_place_and_from_any_text() -> None:
+    """The blocks may be in the middle, and from a later text, as after a preemption."""
     first, second = request(list(range(14))), request([*range(13), 50])
     scores = Scores()
     scores.open([first, second])
@@ -30,8 +30,8 @@ def test_blocks_taken_over_anywhere_and_from_anyone_are_filled() -> None:
     np.testing.assert_array_equal(theirs, [*(whole[:8] + 100), *whole[8:12], 112])
 
 
-def test_a_text_cut_short_keeps_what_is_unknown() -> None:
-    """After an error the arrays are handed over all the same, and nothing hides the error."""
+def test_unknown_scores_stay_nan_after_an_error() -> None:
+    """After an error, `close` returns the arrays as they are and does not raise another error."""
     only = request(list(range(10)))
     scores = Scores()
     scores.open([only])

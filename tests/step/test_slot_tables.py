@@ -1,4 +1,4 @@
-"""Which rows of the tables are written when requests change their slots."""
+"""The rows of the slot tables that are written when requests change slots."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,7 @@ from pagedjax.step.slot_tables import SlotTables
 
 
 class Written:
-    """Programs that note the histories they are to write: (slot, tokens without the zeros)."""
+    """Programs that record the histories to write as (slot, nonzero tokens)."""
 
     def __init__(self) -> None:
         self.histories: list[tuple[int, list[int]]] = []
@@ -34,7 +34,7 @@ def penalised(slot: int) -> Request:
     return request
 
 
-def test_a_request_that_comes_back_to_a_slot_brings_what_it_drew_elsewhere() -> None:
+def test_a_request_that_returns_to_a_slot_brings_its_tokens_from_other_slots() -> None:
     written = Written()
     tables = SlotTables(cast(Programs, written), 2, 20, 30, {}, always=False)
     request = penalised(slot=1)

@@ -1,4 +1,4 @@
-"""The converted folder's format: what goes in comes out, and damage is named."""
+"""The format of converted folders: round trips, and errors that name the damage."""
 
 import json
 
@@ -48,7 +48,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("group_bytes", [1, 2**30])
 @pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float16), np.dtype(np.float32)])
-def test_groups_of_any_size_come_back_bit_for_bit(tmp_path, monkeypatch, group_bytes, dtype):
+def test_groups_of_any_size_are_restored_bit_for_bit(tmp_path, monkeypatch, group_bytes, dtype):
     leaves = _saved(tmp_path, dtype, group_bytes)
     monkeypatch.setattr(checkpoint, "GROUP_BYTES", group_bytes)
     for (rule, expected), (again, found) in zip(
@@ -82,7 +82,7 @@ def test_a_tree_that_does_not_fit_is_named(saved):
             assert text in str(error.value)
 
 
-def test_marker(saved, tmp_path):
+def test_the_marker_file(saved, tmp_path):
     folder, _ = saved
     assert checkpoint.is_converted(folder) and checkpoint.read_marker(folder) == "bfloat16"
     assert not checkpoint.is_converted(tmp_path)
@@ -109,6 +109,6 @@ def test_a_lost_or_shortened_file_is_named(tmp_path):
         checkpoint.read_marker(tmp_path)
 
 
-def test_no_checkpoint_at_all(tmp_path):
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a complete Orbax checkpoint"):
         checkpoint.restore(tmp_path, RULES)

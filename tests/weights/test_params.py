@@ -1,4 +1,4 @@
-"""The params tree: its documented structure, and errors that name the leaf."""
+"""The params tree: its documented structure, and errors that name a leaf."""
 
 import functools
 
@@ -14,7 +14,7 @@ from pagedjax.models import llama
 from pagedjax.weights.leaves import check_alive, check_arrays, check_replacement
 from pagedjax.weights.params import build_tree, check_params, flatten_tree
 
-# All letters differ, so that no two axes can be mistaken for each other.
+# All sizes differ, so a swap of two axes changes the shape.
 V, E, F, L, H, K, D = 11, 10, 14, 2, 6, 3, 4
 G = H // K
 
@@ -29,7 +29,7 @@ def drawn(dtype, **changes):
 
 
 def params(dtype="float32", **changes):
-    """A tree of the test's own, of shared leaves."""
+    """A new tree whose leaves are shared with other tests."""
     return build_tree(flatten_tree(drawn(dtype, **changes)))
 
 
@@ -38,7 +38,7 @@ def shapes(tree):
 
 
 def with_leaf(tree, path, leaf):
-    """A copy of `tree` in which `path` is `leaf`; None takes it out."""
+    """A copy of `tree` with `leaf` at `path`; None removes it."""
     leaves = flatten_tree(tree) | {path: leaf}
     return build_tree({path: leaf for path, leaf in leaves.items() if leaf is not None})
 
@@ -65,7 +65,7 @@ def test_params_have_the_documented_structure(changes, layer, top):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_leaf_has_the_dtype_asked_for(dtype):
+def test_every_leaf_has_the_requested_dtype(dtype):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params(dtype))} == {dtype}
 
 
@@ -76,7 +76,7 @@ def test_norms_start_at_one_and_biases_at_zero():
             assert (leaf == float("norm" in path[-1])).all(), path
 
 
-def test_matrices_have_the_configs_spread():
+def test_matrices_have_the_standard_deviation_of_the_config():
     tree = init_params(config(initializer_range=0.5), jax.random.key(0))
     values = np.concatenate([np.ravel(tree["layers"][i][name]) for i in (0, 1) for name in LAYER
                              if "norm" not in name])  # fmt: skip
@@ -94,12 +94,12 @@ def test_the_same_key_gives_the_same_params():
     jax.tree.map(np.testing.assert_array_equal, params(), again)
 
 
-def test_another_key_gives_others():
+def test_another_key_gives_other_params():
     other = init_params(config(), jax.random.key(1))
     assert not np.array_equal(params()["embed"], other["embed"])
 
 
-def test_each_rule_names_as_many_sources_as_it_assembles():
+def test_each_rule_assembles_its_shape_from_its_sources():
     for rule in llama.param_rules(config(attention_bias=True, mlp_bias=True)):
         made = rule.assemble([np.zeros(shape) for shape in rule.source_shapes])
         assert made.shape == rule.shape, rule.name
@@ -139,7 +139,7 @@ RULES = llama.param_rules(config())
 QKV = ("layers", 1, "qkv")
 
 
-def test_fitting_params_are_accepted():
+def test_params_that_match_the_rules_are_accepted():
     check_params(RULES, params())
 
 
@@ -178,8 +178,9 @@ def test_a_leaf_of_numpy_is_named():
 
 
 @pytest.mark.parametrize("kind", [nnx.Param, nnx.Variable])
-def test_leaves_of_nnx_are_to_be_given_as_arrays(kind):
-    """Hint, not device_put, which would keep them as they are; what the hint says is accepted."""
+def test_nnx_variables_are_refused_with_a_hint(kind):
+    """The error suggests `nnx.to_pure_dict`, not `device_put`, which would return nnx variables;
+    trees made as suggested are accepted."""
     state = nnx.State({"embed": kind(jnp.zeros(3)), "layers": {0: {"o": kind(jnp.zeros(2))}}})
     with pytest.raises(TypeError, match=r"embed is a \w+ of flax.nnx; .*nnx.to_pure_dict") as error:
         check_arrays(state)
@@ -232,7 +233,7 @@ def test_a_replacement_of_numpy_is_refused():
         check_replacement(params(), jax.tree.map(np.asarray, params()))
 
 
-def test_living_params_are_accepted():
+def test_undeleted_params_are_accepted():
     check_alive(params())
 
 
