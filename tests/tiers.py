@@ -16,10 +16,16 @@ VARIANTS_KEPT = {
     "kernels/test_xla_attention.py": 1,
     "layers/test_kv_dtypes.py": 1,
     "layers/test_layer_kernels.py": 2,
+    "sample/test_distribution.py": 1,
+    "sample/test_draw.py": 1,
+    "sample/test_engine_logprobs.py": 1,
+    "sample/test_filters.py": 1,
+    "sample/test_logits_processor.py": 1,
     "sample/test_ranking.py": 2,
     "sample/test_sampler.py": 1,
     "sample/test_sampling_options.py": 1,
     "sample/test_token_logprobs.py": 1,
+    "sample/test_uniform.py": 1,
     "schedule/test_abort.py": 1,
     "schedule/test_limits.py": 1,
     "schedule/test_preemption.py": 1,
@@ -87,19 +93,21 @@ LEFT_OUT = {
         "test_a_prefix_hit_changes_no_token",
         "test_a_fork_goes_on_as_its_parent_does",
     ],
-    # Draws in any row bucket stay, and the other test of their distribution.
-    "sample/test_sampler.py": [
-        "test_uniforms_and_tokens_are_the_same_bits_on_four_devices",
-        "test_draws_pass_the_chi_square_test",
-    ],
-    # The same without preemption stays; more log probabilities than tokens; the processed ones in
-    # test_sampler.py and test_token_logprobs.py; scores in test_parity_tiny.py.
-    "sample/test_sampling_options.py": [
+    # The other test of the distribution stays.
+    "sample/test_distribution.py": ["test_draws_pass_the_chi_square_test"],
+    # More log probabilities than tokens stay; the processed ones in test_sampler.py and
+    # test_token_logprobs.py; scores in test_parity_tiny.py.
+    "sample/test_engine_logprobs.py": [
         "test_a_vocabulary_smaller_than_max_logprobs",
-        "test_penalties_survive_preemption_and_slots_change_hands",
         "test_prompt_logprobs_survive_preemption_and_samples",
         "test_processed_logprobs_are_those_of_the_draw",
         "test_sampled_and_scored_logprobs_agree",
+    ],
+    # Draws in any row bucket stay.
+    "sample/test_sampler.py": ["test_uniforms_and_tokens_are_the_same_bits_on_four_devices"],
+    # Penalties without preemption stay.
+    "sample/test_sampling_options.py": [
+        "test_penalties_survive_preemption_and_slots_change_hands",
     ],
     # One row alone and among others stays.
     "step/test_batch_invariance.py": [

@@ -14,8 +14,8 @@ from pagedjax.sample.penalties import (
     adjust,
     token_counts,
 )
-from tests.sample.test_sampler import sampling, tied_logits
 from tests.support.numpy_filters import penalized
+from tests.support.sampling_rows import sampling, tied_logits
 
 adjust = jax.jit(adjust, static_argnames="processor")
 GARBAGE = np.array([-1, -(2**31), 2**31 - 1, 50_000, 0, 1])

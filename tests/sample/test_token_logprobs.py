@@ -7,7 +7,7 @@ import pytest
 
 from pagedjax.sample.logprobs import token_logprobs
 from pagedjax.sample.sampler import processed_logits
-from tests.sample.test_sampler import repeated, sampling, tied_logits
+from tests.support.sampling_rows import repeated, sampling, tied_logits
 
 token_logprobs = jax.jit(token_logprobs, static_argnums=2)
 
