@@ -115,5 +115,5 @@ LEFT_OUT = {
         "test_neighbours_with_every_option_change_no_bit",
     ],
     "test_command_line.py": ["test_json_and_stats"],
-    "text/test_stop_strings.py": ["test_preemption_and_the_prefix_cache_change_no_text"],
+    "text/test_stopped_requests.py": ["test_preemption_and_the_prefix_cache_change_no_text"],
 }

@@ -33,3 +33,15 @@ class WordTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(" " + self.words[i] for i in ids).removeprefix(" ")
+
+
+class PieceTokenizer:
+    """Id i is the i-th piece of text or bytes, as it stands; ids from `special` on are special."""
+
+    def __init__(self, pieces: Sequence[str | bytes], special: int | None = None) -> None:
+        self.pieces = [each.encode() if isinstance(each, str) else each for each in pieces]
+        self.special = len(pieces) if special is None else special
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if i < self.special or not skip_special_tokens]
+        return b"".join(self.pieces[i] for i in kept).decode(errors="replace")
