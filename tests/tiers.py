@@ -7,10 +7,22 @@ out whole, for they are long and what they look at has a shorter or plainer test
 
 VARIANTS_KEPT = {
     "bench/test_attention.py": 1,
-    "engine/test_engine.py": 1,
+    "engine/test_batches.py": 1,
+    "engine/test_engine_params.py": 1,
+    "engine/test_failed_steps.py": 1,
     "engine/test_parity_tiny.py": 1,
+    "engine/test_pool.py": 1,
+    "engine/test_pool_memory.py": 1,
+    "engine/test_pool_size.py": 1,
+    "engine/test_preemption.py": 1,
     "engine/test_prefix_cache.py": 1,
-    "engine/test_serving_cases.py": 1,
+    "engine/test_programs.py": 1,
+    "engine/test_requests.py": 1,
+    "engine/test_scoring.py": 1,
+    "engine/test_seed_cases.py": 1,
+    "engine/test_seeds.py": 1,
+    "engine/test_shared_blocks.py": 1,
+    "engine/test_stopping.py": 1,
     "kernels/test_mosaic_decode.py": 1,
     "kernels/test_triton_kernels.py": 1,
     "kernels/test_xla_attention.py": 1,
@@ -51,23 +63,27 @@ LEFT_OUT = {
         "test_axes_of_any_type",
         "test_params_on_an_explicit_mesh_are_not_copied",
     ],
-    # Known ids of one seed stay, in test_serving_cases.py.
+    # Known ids of one seed stay, in test_seed_cases.py.
     "engine/test_determinism.py": ["test_two_processes_agree_bit_for_bit"],
-    # A small pool, a seed beside others, and scores beside running requests stay.
-    "engine/test_engine.py": [
-        "test_a_seeded_request_is_the_same_after_preemption_and_in_chunks",
-        "test_scoring_leaves_nothing_in_the_prefix_cache",
-        "test_a_pool_in_another_dtype_than_the_params",
-    ],
-    # Preemption in a pool for one and of the newest, and forks of samples, stay.
-    "engine/test_prefix_cache.py": [
+    # A small pool stays.
+    "engine/test_pool.py": ["test_a_pool_in_another_dtype_than_the_params"],
+    # Preemption in a pool for one request and of the newest request stay.
+    "engine/test_preemption.py": [
         "test_two_requests_that_force_a_preemption_equal_a_large_pool",
-        "test_a_small_pool_does_not_change_n_samples",
     ],
-    "engine/test_serving_cases.py": ["test_draws_depend_on_seed_sample_and_position_alone"],
+    # Scores beside running requests stay.
+    "engine/test_scoring.py": ["test_scoring_leaves_nothing_in_the_prefix_cache"],
+    # A seed wherever it runs stays.
+    "engine/test_seed_cases.py": ["test_draws_depend_on_seed_sample_and_position_alone"],
+    # A seed beside others stays.
+    "engine/test_seeds.py": [
+        "test_a_seeded_request_is_the_same_after_preemption_and_in_chunks",
+    ],
+    # Samples that share blocks stay.
+    "engine/test_shared_blocks.py": ["test_a_small_pool_does_not_change_n_samples"],
     # Greedy ids of this model stay, and log probabilities of tiny models.
     "engine/test_smollm2_scores.py": ["test_logprobs_equal_hugging_face"],
-    # All look at one run of 500 requests; the soak of test_prefix_cache.py stays.
+    # All look at one run of 500 requests; the soak of test_preemption.py stays.
     "engine/test_traffic.py": [
         "test_every_request_of_random_traffic_finishes",
         "test_random_traffic_reaches_what_it_is_meant_to_reach",
@@ -84,7 +100,7 @@ LEFT_OUT = {
         "test_kernels_fit_the_gpu",
         "test_launches_per_layer",
     ],
-    # The same of pools in the params' type stay, in test_engine.py and test_serving_cases.py.
+    # The same of pools in the params' type stay, in test_pool.py and test_batches.py.
     "layers/test_kv_dtypes.py": [
         "test_tokens_are_the_same_alone_and_in_a_batch",
         "test_a_small_pool_and_small_chunks_change_speed_and_never_tokens",

@@ -11,6 +11,11 @@ from tests.support.tiny_llama import make_engine
 PROMPT = [8, 17, 55, 3, 52]  # the first tokens of its greedy output are all different
 
 
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    """A prompt of `length` token ids; another `start` gives other ids."""
+    return [(start + 7 * i + i * i) % 120 for i in range(length)]
+
+
 def greedy(max_tokens: int = 16, **options: Any) -> SamplingParams:
     """Greedy sampling that ignores EOS, unless `options` say otherwise."""
     return SamplingParams(temperature=0, max_tokens=max_tokens, **{"ignore_eos": True, **options})
