@@ -1,4 +1,4 @@
-"""Greedy tokens in batches of several sizes, against those of Hugging Face."""
+"""Greedy tokens in batches of several sizes, compared with Hugging Face."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import jax
 import pytest
 
 from pagedjax import Engine, EngineConfig
-from tests.support.engine_runs import (
-    greedy,
-)
+from tests.support.engine_runs import greedy
 from tests.support.tiny_llama import finished, tiny
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "tiny_greedy.json").read_text())[
@@ -32,7 +30,7 @@ def parity_engine(dtype: str) -> Engine:
 
 
 def in_batch(engine: Engine, batch: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Each golden request with the ids that it gets as one of `batch`, in every place."""
+    """Each golden request and its token ids, at every position of a batch of `batch` requests."""
     for first in range(len(GOLDEN)):
         group = [GOLDEN[(first + index) % len(GOLDEN)] for index in range(batch)]
         for index, golden in enumerate(group):
@@ -43,14 +41,14 @@ def in_batch(engine: Engine, batch: int) -> Iterator[tuple[dict[str, Any], list[
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_greedy_ids_in_float32_do_not_depend_on_the_batch(batch: int) -> None:
-    """B58: exact ids, those of Hugging Face."""
+    """B58: the ids are exactly those of Hugging Face."""
     for golden, ids in in_batch(parity_engine("float32"), batch):
         assert ids == golden["output"]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_greedy_ids_in_bfloat16_differ_only_where_two_tokens_are_close(batch: int) -> None:
-    """B58: the first id that differs is where float32's best two are within rounding."""
+    """B58: at the first id that differs, float32's two best logits differ by less than CLOSE."""
     for golden, ids in in_batch(parity_engine("bfloat16"), batch):
         pairs = zip(ids, golden["output"], golden["top2_gap"], strict=True)
         gap = next((gap for ours, theirs, gap in pairs if ours != theirs), 0)

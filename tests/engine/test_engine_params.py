@@ -13,10 +13,7 @@ import pytest
 from flax.core import freeze
 
 from pagedjax import Engine, EngineConfig
-from tests.support.engine_runs import (
-    PROMPT,
-    solo,
-)
+from tests.support.engine_runs import PROMPT, solo
 from tests.support.tiny_llama import GREEDY, finished, make_engine, tiny
 
 pytestmark = pytest.mark.usefixtures("attention")
@@ -50,7 +47,7 @@ def listed(params: Any) -> Any:
 
 
 def read_only(params: Any) -> Any:
-    """A mapping that is no pytree of JAX."""
+    """Params as a mapping type that is not a JAX pytree."""
     return MappingProxyType(params | {"layers": tuple(map(MappingProxyType, params["layers"]))})
 
 

@@ -1,4 +1,4 @@
-"""B62: after a warm-up, prompts of every length compile nothing."""
+"""B62: after warm-up, prompts of any length trigger no compilation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLERS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def one_layer() -> Engine:
-    """Warm, with a token budget that is no bucket of its own accord."""
+    """A warmed-up engine of one layer, whose token budget is not a power of two."""
     config, params = tiny("base")
     engine = Engine(
         dataclasses.replace(config, num_layers=1),
@@ -42,7 +42,7 @@ def one_layer() -> Engine:
 
 
 def serve(engine: Engine, length: int, count: int, logprobs: int | None) -> None:
-    """`count` prompts of one length at a time; the samplers take turns."""
+    """Serve `count` prompts of one length together, cycling through SAMPLERS."""
     for index in range(count):
         sampler = SAMPLERS[(length * 5 + count + index) % len(SAMPLERS)]
         prompt = [(length + index + 7 * i) % VOCAB for i in range(length)]
@@ -66,7 +66,7 @@ def check_lengths(engine: Engine, cases: list[tuple[int, int, int | None]]) -> N
 
 @pytest.mark.slow
 def test_no_length_up_to_an_odd_budget_compiles_anything(one_layer: Engine) -> None:
-    """Every length once, with 1 to 5 sequences in turn, and logprobs half the time."""
+    """Each length once, with 1 to 5 sequences in turn; every second group of five has logprobs."""
     lengths = range(1, BUDGET + 1)
     cases = [(n, 1 + n % 5, (None, 0, None, 20)[n // 5 % 4]) for n in lengths]
     assert len({(count, logprobs) for _, count, logprobs in cases}) == 15
@@ -75,5 +75,5 @@ def test_no_length_up_to_an_odd_budget_compiles_anything(one_layer: Engine) -> N
 
 @pytest.mark.slow
 def test_no_length_by_any_number_of_sequences_compiles_anything(one_layer: Engine) -> None:
-    """B62 in full."""
+    """B62: every length with every number of sequences, with and without logprobs."""
     check_lengths(one_layer, list(product(range(1, BUDGET + 1), range(1, 6), (None, 3))))

@@ -24,7 +24,7 @@ def test_a_prompt_that_can_never_fit_is_refused_and_others_are_served() -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [0, 1])
-def test_one_that_outgrows_the_pool_alone_ends_with_length(steps_in_flight: int) -> None:
+def test_a_request_that_outgrows_the_pool_alone_ends_with_length(steps_in_flight: int) -> None:
     engine = make_engine(num_blocks=4, steps_in_flight=steps_in_flight)
     prompt = list(range(3, 63))
     engine.add_request("a", prompt, greedy(20))
@@ -58,7 +58,7 @@ def test_only_real_slots_of_the_pool_are_written() -> None:
     engine.run()
     changed = np.asarray(engine._runner._state.cache.k != 7.0).any(axis=(0, 2, 4))  # [N, T]
     expected = np.zeros_like(changed)
-    expected[0, : len(PROMPT) + 2] = True  # the last token's key is never needed
+    expected[0, : len(PROMPT) + 2] = True  # the last token's key is never written
     np.testing.assert_array_equal(changed, expected)
 
 

@@ -1,32 +1,36 @@
-"""At most one KV pool is alive, also after a failed step."""
+"""At most one KV pool is alive at any time, even after a failed step."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import pytest
 
-from pagedjax import Engine
+from pagedjax import Engine, SamplingParams
 from pagedjax.step.in_flight import InFlight
-from tests.support.engine_runs import (
-    PROMPT,
-    greedy,
-)
-from tests.support.seeded_runs import SEEDED, roomy
+from tests.support.engine_runs import PROMPT, greedy
 from tests.support.tiny_llama import finished, make_engine, tiny
+
+SEEDED = SamplingParams(temperature=1.0, seed=42, max_tokens=12, ignore_eos=True)
+
+
+@cache
+def roomy() -> Engine:
+    """An engine that never fails, for the expected tokens."""
+    return make_engine(enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")
 def heavy() -> Iterator[tuple[Engine, int]]:
-    """An engine whose pool outweighs all else that it makes, and the bytes alive before it."""
-    tiny("base")
+    """An engine whose pool dominates its memory, and the live bytes before it was made."""
+    tiny("base"), roomy()
     before = live_bytes()
-    gc.freeze()  # so that counting bytes does not search all that other tests have made
+    gc.freeze()  # keep gc.collect() from scanning the objects of other tests
     yield make_engine(num_blocks=1021), before
     gc.unfreeze()
 
@@ -37,13 +41,13 @@ def live_bytes() -> int:
 
 
 def pools_alive(engine: Engine) -> int:
-    """Arrays of the pool's shape; one pool is two, keys and values."""
-    shape = engine._runner._state.cache.k.shape  # a deleted array has it, too
+    """Number of live arrays of the pool's shape; one pool has two, keys and values."""
+    shape = engine._runner._state.cache.k.shape  # also known for a deleted array
     return sum(each.shape == shape for each in jax.live_arrays())
 
 
 def fail_once(engine: Engine, where: str, patch: pytest.MonkeyPatch) -> None:
-    """Let the next program called `where` raise when it was started and took what is donated."""
+    """Make the next program called `where` raise after it started and consumed its inputs."""
     programs, raised = engine._runner._programs, []
     lookup = programs._compile
 
@@ -51,7 +55,7 @@ def fail_once(engine: Engine, where: str, patch: pytest.MonkeyPatch) -> None:
         result = run(*args)
         if not raised:
             raised.append(where)
-            del result  # else the traceback keeps it
+            del result  # otherwise the traceback keeps it alive
             raise RuntimeError("device lost")
         return result
 
@@ -71,7 +75,7 @@ def fail_once(engine: Engine, where: str, patch: pytest.MonkeyPatch) -> None:
 def test_after_a_failure_behind_a_dispatch_the_next_request_is_served(
     heavy: tuple[Engine, int], where: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B67: what ran is computed again; and there is one pool, before and after."""
+    """B67: running requests are recomputed, and only one pool is alive before and after."""
     engine, before = heavy
     engine.config = dataclasses.replace(engine.config, steps_in_flight=steps_in_flight)
     pool_bytes = sum(each.nbytes for each in jax.tree.leaves(engine._runner._state.cache))
@@ -99,7 +103,7 @@ def test_after_a_failure_behind_a_dispatch_the_next_request_is_served(
 def test_a_lost_pool_is_gone_before_another_is_made(
     heavy: tuple[Engine, int], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B67: though the error's traceback still knows the arrays. Two do not fit on a GPU."""
+    """B67: the old pool is freed although the traceback refers to it; a GPU has no room for two."""
     engine, _ = heavy
     make, alive = engine._runner._make_state, []
 
@@ -119,7 +123,7 @@ def test_a_lost_pool_is_gone_before_another_is_made(
 
 
 def test_a_step_holds_one_pool(heavy: tuple[Engine, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """B67: right after each of its programs was dispatched, with another step in flight."""
+    """B67: also right after each program is dispatched while another step is in flight."""
     engine, _ = heavy
     engine.config = dataclasses.replace(engine.config, steps_in_flight=1)
     programs, seen = engine._runner._programs, []

@@ -1,4 +1,4 @@
-"""The number of blocks that is chosen for a KV pool."""
+"""How many blocks a KV pool gets, from the options and the device's memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 def no_temporaries() -> int:
-    raise AssertionError("nothing has to be compiled to know this size")
+    raise AssertionError("this size is known without compiling anything")
 
 
 def gpu(**stats: int) -> Any:
@@ -32,7 +32,7 @@ CPU: Any = SimpleNamespace(platform="cpu", memory_stats=lambda: None)
     "others", [{}, {"largest_free_block_bytes": 5, "bytes_reserved": 7, "peak_bytes_in_use": 9}]
 )
 def test_a_pool_is_sized_from_the_devices_limit(others: dict[str, int]) -> None:
-    """B68: 0.9 x the limit, less what is in use, less the temporaries; "free" has no part in it."""
+    """B68: utilization x limit - bytes in use - temporaries; other statistics have no effect."""
     device = gpu(bytes_limit=80 * GIB, bytes_in_use=16 * GIB, **others)
 
     def chosen(utilization: float, temporaries: int = 2 * GIB) -> int:
@@ -58,8 +58,8 @@ def test_a_pool_on_a_cpu_holds_every_slot_at_full_length_or_4_gib(
 
 
 @pytest.mark.parametrize("device", [CPU, gpu(bytes_limit=GIB, bytes_in_use=0)])
-def test_what_is_asked_for_is_what_the_pool_has(device: Any) -> None:
-    """B68: neither limit nor temporaries are looked at."""
+def test_an_explicit_pool_size_is_used(device: Any) -> None:
+    """B68: neither the device's limit nor the temporaries are read."""
     for options, blocks in (
         ({"num_blocks": 77}, 77), ({"kv_cache_bytes": 10_999}, 10),
         ({"num_blocks": 5, "kv_cache_bytes": 10_999}, 5),
@@ -77,14 +77,14 @@ def test_what_is_asked_for_is_what_the_pool_has(device: Any) -> None:
 def test_a_device_without_room_for_a_pool_names_the_remedies(
     config: EngineConfig, device: Any
 ) -> None:
-    """B68: as when the weights, or another process, have taken what there is."""
+    """B68: for example when the weights or another process occupy the memory."""
     message = "are left for the KV pool.*raise gpu_memory_utilization or kv_cache_bytes, or free"
     with pytest.raises(MemoryError, match=message):
         choose_num_blocks(config, GIB, 4096, device, lambda: GIB)
 
 
 def test_the_engine_has_the_pool_that_was_chosen() -> None:
-    """B68: on this CPU, from `max_num_seqs` and `max_model_len`; and from bytes."""
+    """B68: on this CPU, sized by `max_num_seqs` and `max_model_len`, or by `kv_cache_bytes`."""
     config, params = tiny("base")
     one = block_bytes(config, 16, "float32")
     options = EngineConfig(max_num_seqs=3, max_model_len=40, attention="xla")

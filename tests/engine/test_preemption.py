@@ -34,7 +34,7 @@ def test_progress_is_guaranteed_in_a_pool_for_one() -> None:
 
 @pytest.mark.parametrize("steps_in_flight", [0, 1])
 @pytest.mark.parametrize("how", ["finish", "waiting", "prefill", "decode", "n", "preempted"])
-def test_every_block_comes_home(how: str, steps_in_flight: int) -> None:
+def test_every_block_is_returned(how: str, steps_in_flight: int) -> None:
     engine = make_engine(
         num_blocks=10, block_size=4, max_num_batched_tokens=8, steps_in_flight=steps_in_flight
     )
@@ -72,7 +72,7 @@ def test_a_long_soak(steps_in_flight: int) -> None:
 
 
 def check_soak(num_requests: int, steps_in_flight: int) -> None:
-    """Random lengths, shared prefixes, aborts at random moments, a small pool."""
+    """Run requests of random lengths with shared prefixes and random aborts in a small pool."""
     random = np.random.RandomState(steps_in_flight)
     jobs = {}
     for index in range(num_requests):

@@ -44,7 +44,7 @@ def test_generated_text_is_found_too() -> None:
     answer = run_one(engine, prompt, greedy(30)).outputs[0].token_ids
     turn = prompt + answer + [3, 4, 5]
     output = run_one(engine, turn, greedy(4))
-    assert output.num_cached_tokens == 48  # 20 + 30 tokens, the last without keys: 3 blocks
+    assert output.num_cached_tokens == 48  # 20 + 30 tokens, the last without a key: 3 blocks
     assert output.outputs[0].token_ids == solo(turn, greedy(4))
 
 
@@ -54,7 +54,7 @@ def test_an_equal_second_block_under_another_first_is_no_hit() -> None:
     assert run_one(engine, prompt_of(16, 2) + prompt_of(17, 5), greedy(1)).num_cached_tokens == 0
 
 
-def test_salts_separate() -> None:
+def test_requests_with_other_cache_salts_do_not_hit() -> None:
     engine = make_engine()
     prompt = prompt_of(40)
     cached = [
@@ -64,7 +64,7 @@ def test_salts_separate() -> None:
     assert cached == [0, 0, 0, 32, 32]
 
 
-def test_off_means_off() -> None:
+def test_a_disabled_prefix_cache_has_no_hits() -> None:
     engine = make_engine(enable_prefix_caching=False)
     for _ in range(2):
         assert run_one(engine, prompt_of(40), greedy(2)).num_cached_tokens == 0
@@ -72,7 +72,7 @@ def test_off_means_off() -> None:
 
 
 def test_a_prompt_may_hit_what_is_still_being_computed() -> None:
-    """Blocks are entered when their step is planned: the next plan may hit them."""
+    """Blocks enter the cache when their step is scheduled, so the next step may hit them."""
     engine = make_engine(max_num_batched_tokens=32, steps_in_flight=1)
     prompt = prompt_of(60)
     engine.add_request("a", prompt, greedy(5))
@@ -94,7 +94,7 @@ def test_cached_blocks_are_evicted_when_the_pool_is_needed() -> None:
 
 
 def test_a_warm_run_scores_like_a_cold_one() -> None:
-    """Greedy tokens after a hit come from keys that other chunks computed."""
+    """A hit reuses keys that were computed in chunks of other sizes."""
     engine = make_engine(max_num_batched_tokens=16)
     prompt = prompt_of(100)
     cold = engine.compute_logprobs([prompt])[0]
@@ -114,11 +114,11 @@ def test_new_weights_never_hit_old_keys() -> None:
     fresh = Engine(config, other, EngineConfig(num_blocks=64, max_num_seqs=8))
     assert output.num_cached_tokens == 0
     assert output.outputs[0].token_ids == run_one(fresh, prompt, greedy(6)).outputs[0].token_ids
-    engine.update_params(params, keep_prefix_cache=True)  # the waiver
+    engine.update_params(params, keep_prefix_cache=True)  # the caller vouches for the cached keys
     assert run_one(engine, prompt, greedy(6)).num_cached_tokens == 32
 
 
-def test_a_request_that_spans_an_update_enters_nothing() -> None:
+def test_a_request_that_spans_an_update_caches_no_block() -> None:
     engine = make_engine(block_size=4)
     engine.add_request("a", prompt_of(10), greedy(20))
     for _ in range(4):
@@ -129,7 +129,7 @@ def test_a_request_that_spans_an_update_enters_nothing() -> None:
     assert output.num_cached_tokens == 0
 
 
-def test_reset_prefix_cache_forgets() -> None:
+def test_reset_prefix_cache_drops_every_block() -> None:
     engine = make_engine()
     run_one(engine, prompt_of(40), greedy(2))
     engine.reset_prefix_cache()

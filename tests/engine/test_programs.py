@@ -1,4 +1,4 @@
-"""Compiled programs of an engine: warm-up compiles all, and none copies the pool."""
+"""Compiled programs of an engine: warm-up compiles them all, and none copies the pool."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import pytest
 
 from pagedjax import SamplingParams
 from pagedjax.weights.params import flatten_tree
-from tests.support.engine_runs import (
-    PROMPT,
-    greedy,
-)
+from tests.support.engine_runs import PROMPT, greedy
 from tests.support.tiny_llama import make_engine
 
 pytestmark = pytest.mark.usefixtures("attention")
@@ -40,7 +37,7 @@ def test_warmup_compiles_everything_that_serving_needs() -> None:
 
 
 def test_no_program_copies_the_pool_or_a_weight() -> None:
-    """The pool is updated in place: temporaries stay far below it, and outputs alias inputs."""
+    """The pool is updated in place: outputs alias inputs, and temporaries are much smaller."""
     engine = make_engine(num_blocks=4096, max_num_seqs=2, max_num_batched_tokens=16)
     engine.warmup()
     cache = engine._runner._state.cache

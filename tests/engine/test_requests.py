@@ -107,10 +107,10 @@ def test_outputs_are_cumulative_snapshots_with_deltas() -> None:
     assert len(seen) == 16
 
 
-def test_an_id_whose_output_nobody_has_read_is_in_use() -> None:
+def test_an_id_with_unread_output_is_in_use() -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, GREEDY)
-    engine.compute_logprobs([[5, 6, 7] * 40] * 3)  # which steps until "a" has ended, too
+    engine.compute_logprobs([[5, 6, 7] * 40] * 3)  # steps until "a" has finished as well
     while engine.scheduler.has_unfinished():
         engine.unread(engine.step())
     with pytest.raises(ValueError, match="'a' is in use"):
@@ -122,7 +122,7 @@ def test_an_id_whose_output_nobody_has_read_is_in_use() -> None:
     assert finished(engine.run()) == {"a": solo(PROMPT, GREEDY)}
 
 
-def test_abort_of_one_that_has_ended_unread_gives_its_output_and_frees_its_id() -> None:
+def test_abort_of_a_finished_unread_request_returns_its_output_and_frees_its_id() -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, GREEDY)
     engine.compute_logprobs([[5, 6, 7] * 40] * 3)
@@ -136,11 +136,11 @@ def test_abort_of_one_that_has_ended_unread_gives_its_output_and_frees_its_id() 
     assert finished(engine.run()) == {"a": solo(PROMPT[::-1], GREEDY)}
 
 
-def test_abort_loses_no_delta_that_nobody_has_read() -> None:
+def test_abort_loses_no_unread_delta() -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, GREEDY)
     seen = [each for _ in range(4) for each in engine.step()]
-    engine.update_params(engine.params)  # takes up a token for the next step to tell
+    engine.update_params(engine.params)  # collects a token that only the next step would report
     final = engine.abort_request("a")
     assert final is not None
     seen.append(final)
@@ -149,7 +149,7 @@ def test_abort_loses_no_delta_that_nobody_has_read() -> None:
 
 
 @pytest.mark.parametrize("number", [1.0, -1, True, "1", None])
-def test_a_rollback_by_what_is_no_number_of_tokens(number: Any) -> None:
+def test_a_rollback_by_an_invalid_number_of_tokens_is_refused(number: Any) -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, GREEDY)
     while not engine.step():
@@ -158,7 +158,7 @@ def test_a_rollback_by_what_is_no_number_of_tokens(number: Any) -> None:
         engine.rollback("a", number)
 
 
-def test_a_text_is_no_list_of_ids() -> None:
+def test_a_string_is_refused_as_a_list_of_ids() -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, GREEDY)
     with pytest.raises(ValueError, match="new_request_ids='xy' must be a list"):

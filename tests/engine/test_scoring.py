@@ -35,7 +35,7 @@ def test_scoring_names_the_bad_list_before_any_work(bad: list[int]) -> None:
 
 
 def test_scoring_leaves_nothing_in_the_prefix_cache() -> None:
-    """Its keys come without scores for others, and would push out what others can use."""
+    """Cached keys carry no scores: later scoring cannot use them, and they evict other blocks."""
     engine = make_engine(num_blocks=20, block_size=8)
     engine.add_request("a", list(range(40)), greedy(2))
     engine.run()

@@ -1,4 +1,4 @@
-"""Seeded draws depend on seed, sample and position, wherever a request runs."""
+"""Seeded draws depend on seed, sample and position alone, wherever a request runs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from functools import cache
 import jax
 
 from pagedjax import Engine, EngineConfig, SamplingParams, init_params
-from tests.support.engine_runs import (
-    PROMPT,
-)
-from tests.support.seeded_runs import SEEDED, UNSEEDED, roomy
+from tests.support.engine_runs import PROMPT
 from tests.support.tiny_llama import finished, make_engine, tiny
+
+SEEDED = SamplingParams(temperature=1.0, seed=42, max_tokens=12, ignore_eos=True)
+UNSEEDED = dataclasses.replace(SEEDED, seed=None, max_tokens=16)
+
+
+@cache
+def roomy() -> Engine:
+    """An engine with room for every request."""
+    return make_engine(enable_prefix_caching=False)
 
 
 @cache
 def cramped() -> Engine:
-    """Two requests of this file do not fit, and prompts take several steps."""
+    """An engine whose pool cannot hold two requests and whose prompts take several steps."""
     return make_engine(num_blocks=4, block_size=8, max_num_batched_tokens=3)
 
 
 def seeded_beside(engine: Engine, neighbours: int) -> tuple[list[int], set[int], set[int]]:
-    """Its ids, the slots that it had, and the numbers of requests that ran with it."""
+    """Token ids of a seeded request, the slots it had, and the numbers of running requests."""
     for index in range(neighbours):
         engine.add_request(f"n{index}", [index + 1] * (3 + index), UNSEEDED)
     if neighbours:
@@ -39,7 +45,7 @@ def seeded_beside(engine: Engine, neighbours: int) -> tuple[list[int], set[int],
 
 
 def test_seed_42_gives_the_same_ids_wherever_it_runs() -> None:
-    """B49: alone, beside an unseeded one, in other slots, padded to more rows, in chunks and
+    """B49: alone, beside unseeded requests, in other slots, in larger batches, in chunks, and
     after preemption."""
     alone, slots, sizes = seeded_beside(roomy(), 0)
     assert (slots, sizes) == ({0}, {1})
@@ -58,8 +64,8 @@ def test_seed_42_gives_the_same_ids_wherever_it_runs() -> None:
 
 
 def test_draws_depend_on_seed_sample_and_position_alone() -> None:
-    """B49: n=4, seed 42, flat logits over 1000. Where logits agree, so do the tokens, whatever
-    the prompt, the batch and the request's name are."""
+    """B49: n=4, seed 42, equal logits over 1000 tokens. The draws do not depend on the prompt, the
+    batch or the request id."""
     config = dataclasses.replace(tiny("base")[0], vocab_size=1000, num_layers=1)
     params = init_params(config, jax.random.key(0), "float32")
     flat = {**params, "head": params["head"] * 0}

@@ -7,11 +7,7 @@ import dataclasses
 import pytest
 
 from pagedjax import LLM, Engine, SamplingParams
-from tests.support.engine_runs import (
-    PROMPT,
-    greedy,
-    solo,
-)
+from tests.support.engine_runs import PROMPT, greedy, solo
 from tests.support.tiny_llama import GREEDY, finished, make_engine
 
 pytestmark = pytest.mark.usefixtures("attention")
@@ -23,7 +19,7 @@ SEEDED = SamplingParams(temperature=1.0, seed=42, max_tokens=12, ignore_eos=True
 @pytest.mark.parametrize("neighbours", [0, 1, 5])
 def test_a_seeded_request_is_the_same_beside_others(neighbours: int, steps_in_flight: int) -> None:
     engine = make_engine(steps_in_flight=steps_in_flight)
-    for index in range(neighbours):  # they take the lower slots and grow at other times
+    for index in range(neighbours):  # they take the lower slots and finish at different steps
         params = SamplingParams(temperature=0.7, max_tokens=3 + 4 * index, ignore_eos=True)
         engine.add_request(f"n{index}", [index + 1] * (3 + index), params)
     if neighbours:
@@ -63,7 +59,7 @@ def test_greedy_beside_random_rows_stays_greedy() -> None:
     assert finished(engine.run())["greedy"] == solo(PROMPT, GREEDY)
 
 
-def test_a_refused_request_changes_nobodys_seed() -> None:
+def test_a_refused_request_changes_no_seed() -> None:
     def drawn(engine: Engine) -> dict[str, list[int]]:
         engine.add_request("a", PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
         return finished(engine.run())

@@ -14,7 +14,7 @@ SEEDED = SamplingParams(temperature=1.0, seed=11, max_tokens=12, ignore_eos=True
 
 
 def test_a_shared_partly_filled_block_is_copied_before_it_is_written() -> None:
-    """Greedy and random samples of one 6-token prompt in blocks of 4 keep their own tails."""
+    """A greedy and a random request with one 6-token prompt in blocks of 4."""
     prompt = prompt_of(6)
     engine = make_engine(block_size=4)
     engine.add_request("g", prompt, greedy(12))
@@ -34,7 +34,7 @@ def test_n_samples_share_the_prompt(length: int, steps_in_flight: int) -> None:
         outputs = engine.step()
         shared.append(engine.stats().num_referenced_blocks)
         engine.scheduler.check()
-    assert shared[0] == -(-length // 4)  # one prompt for all four
+    assert shared[0] == -(-length // 4)  # all four samples share the prompt's blocks
     samples = outputs[-1].outputs
     assert [each.index for each in samples] == [0, 1, 2, 3]
     assert samples[0].token_ids == solo(prompt, SEEDED)
@@ -139,15 +139,15 @@ def test_rollback_repeats_the_same_tokens(dropped: int, steps_in_flight: int) ->
     check_all_home(engine)
 
 
-def test_deltas_after_a_rollback_bring_what_was_not_seen() -> None:
-    """The token that the rollback itself reads is never reported, nor are those that it drops."""
+def test_deltas_after_a_rollback_contain_only_new_tokens() -> None:
+    """Neither dropped tokens nor the token that the rollback fetched are reported."""
     engine = make_engine(block_size=4, steps_in_flight=1)
     engine.add_request("a", prompt_of(6), SEEDED)
     seen: list[int] = []
     while len(seen) < 5:
         for output in engine.step():
             seen += output.outputs[0].delta_token_ids
-    engine.rollback("a", 3)  # of 6, one of them in flight
+    engine.rollback("a", 3)  # of 6 tokens, one of which is in flight
     seen = seen[:3]
     for output in (each for _ in range(50) for each in engine.step()):
         seen += output.outputs[0].delta_token_ids
@@ -156,7 +156,7 @@ def test_deltas_after_a_rollback_bring_what_was_not_seen() -> None:
 
 
 def test_rollback_leaves_cached_blocks_as_they_were() -> None:
-    """A cached block is copied before a rolled back request writes into it again."""
+    """After a rollback, a request copies a cached block before it writes to it."""
     prompt = prompt_of(8)
     engine = make_engine(block_size=4, steps_in_flight=0)
     engine.add_request("a", prompt, SEEDED)

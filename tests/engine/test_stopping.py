@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("attention")
 
 
 def end_at(token: int, **options: Any) -> Engine:
-    """An engine whose model ends its sequences with `token`."""
+    """An engine whose model has `token` among its EOS ids."""
     config, params = tiny("base")
     config = dataclasses.replace(config, eos_token_ids=(127, token))
     options = {"attention": tiny_llama.DEFAULT_ATTENTION, **options}

@@ -1,4 +1,4 @@
-"""B62: after a warm-up, random traffic compiles nothing, ends, and returns every block."""
+"""B62: after warm-up, random traffic compiles nothing, finishes, and returns every block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.traffic import Traffic
 
 
 def test_eager_operations_are_counted() -> None:
-    """Else the tests below would pass whatever was compiled."""
+    """Otherwise the tests below would not notice compilations."""
     with jax_compilations() as found:
         jax.numpy.zeros((3, 7, 1, 11)).block_until_ready()
         jax.jit(lambda x: x * 3)(jax.numpy.ones(13)).block_until_ready()
@@ -30,7 +30,7 @@ def test_eager_operations_are_counted() -> None:
 def check_output(
     output: RequestOutput, prompt: list[int], params: SamplingParams, max_len: int
 ) -> None:
-    """What any output must be, whatever was drawn."""
+    """Check what holds for any output, whatever tokens were drawn."""
     most = min(params.max_tokens, max_len - len(prompt))
     assert output.finished and output.prompt_token_ids == prompt
     assert len(output.outputs) == params.n
@@ -58,9 +58,10 @@ def check_output(
 
 @pytest.fixture(scope="module", params=[1, pytest.param(0, marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest) -> Any:
-    """Traffic of 500 requests over a warm engine; what JAX compiled; which programs ran.
+    """Traffic of 500 requests on a warm engine, what JAX compiled, and the programs that ran.
 
-    No two engines have one shape: the second would find compiled what its warm-up left out.
+    The engines differ in shape: otherwise the second would reuse programs of the first that its
+    own warm-up left out.
     """
     in_flight = request.param
     engine = make_engine(
@@ -86,8 +87,8 @@ def test_every_request_of_random_traffic_finishes(served: Any) -> None:
     check_all_home(traffic.engine)
 
 
-def test_random_traffic_reaches_what_it_is_meant_to_reach(served: Any) -> None:
-    """Preemption, prefix hits, copies, scores; and every program that warm-up compiled."""
+def test_random_traffic_covers_every_event_and_program(served: Any) -> None:
+    """Preemption, prefix hits, forks, scores, and every program that warm-up compiled."""
     traffic, _, keys = served
     stats = traffic.engine.stats()
     assert stats.num_preemptions > 10 and stats.prefix_hit_tokens > 1000
@@ -96,13 +97,13 @@ def test_random_traffic_reaches_what_it_is_meant_to_reach(served: Any) -> None:
 
 
 def test_jax_compiles_nothing_under_random_traffic(served: Any) -> None:
-    """Beyond the engine's own count: an eager operation would compile on a live request, too."""
+    """The engine's own count misses eager operations, which also compile during serving."""
     _, compiled, _ = served
     assert not compiled
 
 
 def test_seeded_requests_of_random_traffic_repeat_alone(served: Any) -> None:
-    """B49: neither neighbours, slots, chunks nor preemption had a part in their tokens."""
+    """B49: batches, slots, chunks and preemption do not affect their tokens."""
     traffic, _, _ = served
     names = [
         name

@@ -3,8 +3,8 @@
     PEER/bin/python tests/goldens/make_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf
 
 PEER is an environment with torch, transformers and gguf. The weights come through transformers'
-own GGUF loader. The token ids come from a tokenizer made here of the file's vocabulary and merges,
-because the one that transformers makes of a GGUF leaves out the model's split at digits. Writes
+own GGUF loader. The token ids come from a tokenizer built here from the file's vocabulary and
+merges, because transformers' GGUF tokenizer lacks the model's split at digits. Writes
 smollm2_greedy.json, smollm2_logprobs.npz and smollm2_tokenizer.json next to this file.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 HERE = Path(__file__).resolve().parent
 SCORED_TOKENS = 1500
 NEW_TOKENS = 40
-# gguf's token_type of tokens that text never merges into, such as <|im_start|>.
+# gguf's token_type of control tokens such as <|im_start|>, which no text merges into.
 CONTROL = 3
 
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Make the tokenizer that SmolLM2's authors define, of the metadata of the GGUF at `path`."""
+    """Build the tokenizer that SmolLM2's authors define from the metadata of the GGUF at `path`."""
     reader = gguf.GGUFReader(path)
     tokens, merges, types, template = (
         reader.fields[key].contents()
@@ -84,7 +84,7 @@ def write_tokenizer(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     note = f"transformers' own has the pre-tokenizer {own.backend_tokenizer.pre_tokenizer}"
     texts = [encoded(text, tokenizer, own) for text in TOKENIZER_TEXTS]
-    # With the digits put back, transformers' own must agree on everything: a check on both.
+    # With the digit split added, transformers' own must agree on every text: a check on both.
     own.backend_tokenizer.pre_tokenizer = digits_then_bytes()
     for text in [*TOKENIZER_TEXTS, LONG_TEXT]:
         if encode(own, text) != encode(tokenizer, text):
@@ -102,7 +102,7 @@ def write_tokenizer(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def encoded(text: str, tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokenizerFast) -> dict:
-    """Return one text with its ids, what they decode to, and `own`'s ids if they differ."""
+    """Return one text with its ids, their decoded text, and `own`'s ids if they differ."""
     ids = encode(tokenizer, text)
     row = {"text": text, "ids": ids, "decoded": tokenizer.decode(ids)}
     plain = tokenizer.decode(ids, skip_special_tokens=True)
@@ -116,7 +116,7 @@ def encoded(text: str, tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokeni
 def rendered(
     chat: list[dict], tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokenizerFast
 ) -> dict:
-    """Return one conversation as text and as ids, on which both tokenizers must agree."""
+    """Return one chat as text and as ids; both tokenizers must agree on them."""
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True)
     if own.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) != text:
@@ -127,7 +127,7 @@ def rendered(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of `text`, nothing added; special tokens written in it count as such."""
+    """Return the ids of `text` without added tokens; special tokens in the text are recognised."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -183,7 +183,7 @@ def write_logprobs(
 
 
 def versions() -> dict[str, str]:
-    """Return what made the file."""
+    """Return the script and the library versions that made the file."""
     return {
         "script": "tests/goldens/make_smollm2.py",
         "transformers": transformers.__version__,

@@ -82,6 +82,6 @@ TOKENIZER_TEXTS = [
     "<|im_start|",
     "< |im_end| > <|IM_END|>",
     "<repo_name>x<file_sep>y<empty_output>",
-    # Some bytes are no token of this vocabulary; BPE without an unknown token drops them.
+    # Bytes that are not in this vocabulary; BPE without an unknown token drops them.
     "control \x04 and plane four \U00040000 end",
 ]

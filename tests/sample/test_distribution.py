@@ -37,7 +37,7 @@ def test_draws_follow_the_distribution(params, varied):
 
 
 def p_value(tokens, wanted):
-    """Of Pearson's test; tokens are put together until each class expects 20 draws."""
+    """p-value of Pearson's test, with tokens merged into classes of at least 20 expected draws."""
     expected = len(tokens) * wanted
     classes = np.minimum(np.cumsum(expected) // 20, sum(expected) // 20 - 1).astype(int)
     counts = np.bincount(classes, np.bincount(tokens, minlength=len(wanted)))

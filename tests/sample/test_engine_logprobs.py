@@ -1,4 +1,4 @@
-"""Log probabilities and scores through the engine, against a float64 forward pass in numpy."""
+"""Log probabilities and scores of the engine, compared with a float64 forward pass in numpy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import pytest
 
 from pagedjax import Engine, EngineConfig, SamplingParams, init_params
 from tests.support import numpy_llama
-from tests.support.greedy_reference import (
-    PROMPT,
-    engine_of,
-    greedy,
-    log_softmax,
-    logits_after,
-    run,
-)
+from tests.support.greedy_reference import PROMPT, engine_of, greedy, log_softmax, logits_after, run
 from tests.support.tiny_llama import finished, make_engine, tiny
 from tests.support.tiny_models import hf_config, hf_tensors
 
@@ -26,7 +19,7 @@ STEPS = pytest.mark.parametrize("steps_in_flight", [0, 1])
 
 @STEPS
 def test_logprobs_of_sampled_tokens_are_the_models_own(steps_in_flight: int) -> None:
-    """Raw, whatever temperature, filters and penalties the draw had (B57)."""
+    """Raw logprobs do not depend on temperature, filters and penalties of the draw (B57)."""
     params = SamplingParams(
         temperature=0.5, top_k=20, repetition_penalty=1.5, seed=3, max_tokens=8, logprobs=3,
         ignore_eos=True,
@@ -67,7 +60,7 @@ def test_processed_logprobs_are_those_of_the_draw() -> None:
     ("budget", "mode"), [(1, "raw"), (4, "processed"), (5, "raw"), (256, "raw")]
 )
 def test_prompt_logprobs(budget: int, mode: str) -> None:
-    """B32: cold, warm, in chunks; nothing missing, nothing stale, and no effect on others."""
+    """B32: with a cold and a warm cache and in chunks, without effect on other requests."""
     prompt = PROMPT * 3
     wanted = log_softmax(numpy_llama.forward(hf_config("base"), hf_tensors("base"), prompt))
     engine = make_engine(block_size=4, max_num_batched_tokens=budget, logprobs_mode=mode)
@@ -149,7 +142,7 @@ def test_lists_that_begin_alike_are_scored_once(budget: int) -> None:
     assert engine.stats().steps and len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    again = engine.compute_logprobs(lists)  # another call takes nothing from the first
+    again = engine.compute_logprobs(lists)  # a second call reuses nothing from the first
     for ours, theirs in zip(found, again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -19,7 +19,7 @@ from tests.support.sampling_rows import (
 
 
 def random_filters(rng, logits, kind):
-    """Per row of `logits` random filters of one kind, or all three, away from float32's ties."""
+    """Random filters of one kind or all three for each row of `logits`, away from float32 ties."""
     chosen = {"temperature": [], "min_p": [], "top_k": [], "top_p": []}
     for row in logits:
         params = {"temperature": float(rng.choice([0.5, 1.0, 2.0]))}
@@ -32,7 +32,7 @@ def random_filters(rng, logits, kind):
             params["top_k"] = int(rng.integers(1, len(row) + 2))
         if kind in ("top_p", "all"):
             left = probabilities(row, **params)
-            # Tokens that float32 tells apart in the sum.
+            # Only tokens that are large enough to change a float32 sum.
             params["top_p"] = reaching(left, int(rng.integers(1, (left > 1e-5).sum() + 1)))
         for name, off in (("temperature", 1.0), ("min_p", 0.0), ("top_k", 0), ("top_p", 1.0)):
             chosen[name].append(params.get(name, off))
@@ -43,7 +43,7 @@ def random_filters(rng, logits, kind):
 @pytest.mark.parametrize("kind", ["min_p", "top_k", "top_p", "all"])
 @pytest.mark.parametrize("make_logits", [tied_logits, distinct_logits], ids=["tied", "distinct"])
 def test_filters_keep_the_tokens_that_sorting_keeps(make_logits, kind, vocab):
-    """1,000 rows of each filter in each sort of logits; far more tokens than are listed too."""
+    """1,000 rows for each filter and kind of logits; V exceeds the listed best tokens in some."""
     rng = np.random.default_rng(vocab)
     logits = make_logits(rng, 400 if vocab == 300 else 200, vocab)
     params = random_filters(rng, logits, kind)
@@ -63,12 +63,12 @@ def kept_ids(logits, **params):
 
 
 def test_top_k_keeps_exactly_k_of_equals():
-    """B45: a threshold keeps four."""
+    """B45: a threshold on the logits would keep four."""
     assert kept_ids([1, 2, 2, 2, 3], top_k=3) == [1, 2, 4]
 
 
 def test_top_p_counts_only_what_top_k_left():
-    # Of 1, 2, 4 the last has 0.58 of the mass; among all five it has only 0.45.
+    # Token 4 has 0.58 of the mass of tokens 1, 2, 4, but only 0.45 of the mass of all five.
     assert kept_ids([1, 2, 2, 2, 3], top_k=3, top_p=0.5) == [4]
 
 
@@ -79,7 +79,7 @@ def test_top_p_that_is_reached_exactly_keeps_no_further_token(top_p, ids):
 
 @pytest.mark.parametrize("top_p", [0.01, 1e-30, 1e-38, 1e-40, 1e-45, 1e-60])
 def test_top_p_keeps_at_least_one_token(top_p):
-    """Numbers below float32's range included, which the contract allows."""
+    """Includes values below the range of float32, which SamplingParams allows."""
     assert kept_ids([0, 1, 3, 3, 2], top_p=top_p) == [2]
 
 
@@ -98,7 +98,7 @@ def test_min_p_of_one_keeps_all_best_tokens():
 
 @pytest.mark.parametrize("vocab", [1, 2, 127, 129])
 def test_filters_hold_at_any_width(vocab):
-    """Off, they leave softmax; V of 1 has nothing to choose."""
+    """Disabled filters leave the softmax unchanged, also at V = 1."""
     logits = np.linspace(-1, 1, vocab, dtype=np.float32)
     weights = np.asarray(filtered_weights(repeated(logits, 2), sampling(2)))[1]
     np.testing.assert_allclose(weights / weights.sum(), probabilities(logits), rtol=1e-5)
@@ -117,7 +117,7 @@ def test_a_row_is_filtered_by_its_own_params():
 
 
 def packed(**params):
-    """The weights, at logits [0, 1, 2, 3], of a request with these SamplingParams."""
+    """Filtered weights of logits [0, 1, 2, 3] for a request with these SamplingParams."""
     request = Request(
         id="a", arrival=0, tokens=[1, 2], num_prompt=2, params=SamplingParams(**params), seed=0,
         max_len=5, stop_ids=frozenset(), eos_ids=frozenset(), slot=0, block_ids=[3],

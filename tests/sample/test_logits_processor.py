@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 
 from pagedjax import SamplingParams
-from tests.support.greedy_reference import (
-    PROMPT,
-    VOCAB,
-    expected,
-    greedy,
-    ids,
-    run,
-)
+from tests.support.greedy_reference import PROMPT, VOCAB, expected, greedy, ids, run
 from tests.support.tiny_llama import make_engine
 
 STEPS = pytest.mark.parametrize("steps_in_flight", [0, 1])
 
 
 def nudged(logits: jax.Array, context: Any) -> jax.Array:
-    """Adds the row's array, and forbids the token that came last."""
+    """Add the row's extra array and forbid the last token."""
     last = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
     repeats = jnp.arange(logits.shape[1], dtype=jnp.int32)[None] == last
     return jnp.where(repeats, -jnp.inf, logits + context.extra["push"])
@@ -38,7 +31,7 @@ def test_a_user_function_in_the_step(steps_in_flight: int) -> None:
     )
     mine = push.copy()
     mine[40] = 4.0
-    push[50] = 9.0  # the engine has its own
+    push[50] = 9.0  # the engine has a copy of its own
 
     def edit(logits: np.ndarray, output: list[int], add: float | np.ndarray = 0.0) -> np.ndarray:
         logits = logits + np.float32(add)

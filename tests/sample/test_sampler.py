@@ -23,7 +23,7 @@ from tests.support.sampling_rows import (
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-12, 1e-38, 1e-45])
 def test_tiny_temperatures_draw_the_best_token(temperature):
-    """B43: infinities whose difference is NaN."""
+    """B43: dividing logits by such a temperature overflows, and inf - inf is NaN."""
     logits = np.asarray([2.875, 2.955, 11.0625], np.float16).astype(np.float32)
     params = sampling(100, temperature=temperature)
     drawn = sample(repeated(logits, 100), params, jnp.arange(100))
@@ -33,7 +33,7 @@ def test_tiny_temperatures_draw_the_best_token(temperature):
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5}])
 def test_greedy_takes_the_lowest_id_of_equals(filters, neighbours):
-    """B44: whatever the filters and whoever shares the batch."""
+    """B44: with any filters and beside any other rows."""
     temperature = np.where(np.arange(1000) % 2, float(neighbours), 0.0)
     params = sampling(1000, temperature=temperature, **filters)
     drawn = np.asarray(sample(repeated([1, 1, 0], 1000), params, jnp.arange(1000)))
@@ -73,14 +73,14 @@ def test_greedy_takes_the_lowest_id_of_the_largest():
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}])
 def test_infinite_logits_do_not_make_nan(params):
-    """An infinite logit has all of the mass; where all are -inf none is better than another."""
+    """An infinite logit has all of the mass; a row of -inf is treated as a tie."""
     logits = jnp.asarray([[0, np.inf, 1, np.inf], [-np.inf] * 4], jnp.float32)
     weights = np.asarray(filtered_weights(logits, sampling(2, **params)))
     assert np.flatnonzero(weights[0]).tolist() == ([1] if params.get("top_p") else [1, 3])
     assert set(weights[1].tolist()) <= {0.0, 1.0} and weights[1, 0] == 1
 
 
-def test_processed_logits_are_of_the_distribution_that_is_drawn_from():
+def test_processed_logits_give_the_distribution_of_the_draw():
     rng = np.random.default_rng(8)
     logits = tied_logits(rng, 300, 50)
     params = {"temperature": 0.5, "min_p": 0.01, "top_k": 9, "top_p": 0.9}
@@ -98,7 +98,7 @@ def test_processed_logits_of_a_greedy_row_are_certain_of_its_token():
 
 
 def mixed_rows(rows, vocab, seed=9):
-    """Rows of flat and peaked logits with filters of all sorts."""
+    """A function that draws given rows of a batch of flat and peaked logits with all filters."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 1, (rows, vocab)) * rng.choice([0.1, 1, 4], (rows, 1))
     logits[::5] = np.round(logits[::5])
@@ -123,7 +123,7 @@ def mixed_rows(rows, vocab, seed=9):
     ("vocab", "rows"), [(700, 1), pytest.param(4096, 2, marks=pytest.mark.slow), (4096, 24)]
 )
 def test_a_row_draws_alike_alone_permuted_and_in_any_row_bucket(vocab, rows):
-    """With whoever needs other filters beside it, and as many rows as any bucket has."""
+    """Beside rows with other filters, and in batches of several sizes."""
     drawn = mixed_rows(96, vocab)
     together, order = drawn(np.arange(96)), np.random.default_rng(1).permutation(96)
     np.testing.assert_array_equal(drawn(order), together[order])
@@ -133,7 +133,7 @@ def test_a_row_draws_alike_alone_permuted_and_in_any_row_bucket(vocab, rows):
 
 
 def test_uniforms_and_tokens_are_the_same_bits_on_four_devices():
-    """Rows split over four devices, in a process of its own."""
+    """Rows are sharded over four devices in a separate process."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     lines = subprocess.run(
         [sys.executable, "-c", FOUR_DEVICES], env=os.environ | flags,

@@ -1,4 +1,4 @@
-"""Penalties, biases and masks through the engine, against a float64 forward pass in numpy."""
+"""Penalties, biases and masks in the engine, compared with a float64 forward pass in numpy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ import pytest
 
 from pagedjax import SamplingParams
 from tests.support.byte_tokenizer import ByteTokenizer
-from tests.support.greedy_reference import (
-    PROMPT,
-    VOCAB,
-    engine_of,
-    expected,
-    greedy,
-    ids,
-    run,
-)
+from tests.support.greedy_reference import PROMPT, VOCAB, engine_of, expected, greedy, ids, run
 from tests.support.tiny_llama import finished, make_engine
 
 STEPS = pytest.mark.parametrize("steps_in_flight", [0, 1])
@@ -47,7 +39,7 @@ def penalised(repetition: float, presence: float, frequency: float) -> Any:
 def test_penalties(
     repetition: float, presence: float, frequency: float, steps_in_flight: int
 ) -> None:
-    """B47, B48: the prompt counts for repetition alone; the count is never a token late."""
+    """B47, B48: only repetition counts the prompt; every penalty counts the latest token."""
     params = greedy(
         12, repetition_penalty=repetition, presence_penalty=presence,
         frequency_penalty=frequency,
@@ -103,7 +95,7 @@ def test_logit_bias_and_allowed_ids() -> None:
 @STEPS
 @pytest.mark.parametrize("min_tokens", [1, 2, 4])
 def test_min_tokens(min_tokens: int, steps_in_flight: int) -> None:
-    """B54: what would end the output first is legal as token min_tokens + 1 at the earliest."""
+    """B54: tokens that end the output are allowed from token min_tokens + 1 on."""
     free = expected(lambda logits, _: logits)
     ends = free[:2]
 
@@ -118,12 +110,12 @@ def test_min_tokens(min_tokens: int, steps_in_flight: int) -> None:
     params = greedy(12, min_tokens=min_tokens, stop_token_ids=ends)
     found = run(engine_of(steps_in_flight), a=params, b=greedy(4, min_tokens=3))
     assert ids(found) == wanted[: stop + 1] and len(ids(found)) > min_tokens
-    assert ids(found, "b") == free[:4]  # ignore_eos leaves nothing to hold back
+    assert ids(found, "b") == free[:4]  # with ignore_eos no token ends the output
 
 
 @STEPS
 def test_bad_words(steps_in_flight: int) -> None:
-    """A word of several tokens is forbidden only where its first ones have come."""
+    """The last token of a bad word is forbidden only after its preceding tokens."""
     free = expected(lambda logits, _: logits, 8)
     tokenizer = ByteTokenizer()
     words = [bytes(free[1:3]).decode("latin1"), bytes([free[4]]).decode("latin1")]
@@ -142,15 +134,15 @@ def test_bad_words(steps_in_flight: int) -> None:
     assert ids(found) == expected(edit, 8) and ids(found, "b") == free
 
 
-def test_what_is_not_allowed_stays_out_when_all_else_is_forbidden() -> None:
+def test_tokens_that_are_not_allowed_stay_out_if_all_others_are_forbidden() -> None:
     engine = make_engine(tokenizer=ByteTokenizer())
     params = greedy(4, allowed_token_ids=[65], bad_words=["A"])
     assert ids(run(engine, a=params)) == [65] * 4
 
 
 @pytest.mark.parametrize("huge", [1e29, 1e38, 1e39, 1e300])
-def test_numbers_that_float32_cannot_multiply_are_taken_for_large_ones(huge: float) -> None:
-    """As infinities they would turn logits into NaN, and NaN into any token."""
+def test_numbers_too_large_for_float32_act_as_large_numbers(huge: float) -> None:
+    """Converted to infinities, they would make logits NaN and the choice arbitrary."""
     found = run(
         make_engine(), plain=greedy(), bias=greedy(4, logit_bias={7: huge}),
         bans=greedy(4, logit_bias={each: -huge for each in range(VOCAB) if each != 9}),
@@ -160,7 +152,7 @@ def test_numbers_that_float32_cannot_multiply_are_taken_for_large_ones(huge: flo
     assert ids(found, "plain") == ids(run(make_engine(), a=greedy()))
     assert ids(found, "bias") == [7] * 4 and ids(found, "bans") == [9] * 4
     assert len(set(ids(found, "never"))) == 8 and len(set(ids(found, "always"))) == 1
-    # What has been seen is best, if its logit is positive; a few ids go round and round.
+    # Tokens that were seen and have positive logits are best, so a few ids repeat.
     assert set(ids(found, "repeated")[1:]) <= {*ids(found, "repeated")[:1], *PROMPT}
 
 

@@ -13,8 +13,8 @@ def test_uniform_depends_on_each_of_its_numbers(varied):
     assert len(np.unique(uniforms(*numbers.values()))) > 990
 
 
-def test_uniform_does_not_mix_its_numbers_up():
-    """The six orders of the same three numbers have six different values."""
+def test_uniform_depends_on_the_order_of_its_numbers():
+    """The six permutations of three numbers give six different values."""
     orders = np.array([[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 1, 2], [3, 2, 1]]).T
     assert len(np.unique(uniforms(*orders))) == 6
 
@@ -39,7 +39,7 @@ def test_uniform_is_uniform():
 
 
 def threefry(key, counter):
-    """Threefry-2x32 of 20 rounds, from its paper (Salmon et al. 2011), on Python's ints."""
+    """Threefry-2x32 with 20 rounds on Python ints, from its paper (Salmon et al. 2011)."""
     keys = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
     x, y = ((word + k) & 0xFFFFFFFF for word, k in zip(counter, keys[:2], strict=True))
     for turn in range(5):

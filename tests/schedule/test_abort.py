@@ -6,7 +6,7 @@ from tests.support.scheduler_world import IN_FLIGHT, World, assert_right, run_un
 
 
 def test_a_waiting_request_is_aborted():
-    """B38: also before it was ever scheduled."""
+    """B38: here before it was ever scheduled."""
     world = World(slots=1)
     first, second = world.add(5), world.add(5)
     world.scheduler.abort(second)
@@ -93,7 +93,7 @@ def test_after_a_failed_step_every_request_still_gets_its_continuation(steps, in
         world.add(length)
     for _ in range(steps):
         world.driver.step()
-    world.scheduler.schedule()  # a plan whose dispatch fails
+    world.scheduler.schedule()  # this plan is never dispatched
     world.driver.restart()
     world.driver.run()
     for request in world.requests:

@@ -10,7 +10,7 @@ from tests.support.block_work import BLOCK_SIZE, EVENTS, NUM_BLOCKS, WORK, Drive
 
 OPERATIONS = 200
 EXAMPLES = 200
-AT_LEAST = 20_000  # operations that did something, over all examples
+AT_LEAST = 20_000  # operations that had an effect, over all examples
 SEEN: Counter[str] = Counter()
 
 

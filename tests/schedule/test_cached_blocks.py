@@ -6,7 +6,7 @@ from pagedjax.schedule.blocks import BlockPool
 
 
 def cache(pool, namespace, tokens):
-    """Compute and finish a request: its full blocks stay, cached, first to last."""
+    """Compute and finish a request, which leaves its full blocks cached; its block table."""
     size = pool.block_size
     table, parent = pool.allocate(pool.blocks_for(len(tokens))), None
     for index in range(len(tokens) // size):
@@ -22,7 +22,7 @@ def hits(pool, namespace, tokens):
 
 @pytest.mark.parametrize("evicted", [0, 1, 2, 3])
 def test_a_chain_loses_its_leaves_first(evicted):
-    """B31. Of a chain of three, what is left after an eviction is its beginning."""
+    """B31. Eviction removes blocks from the end of a chain of three."""
     pool = BlockPool(3, 2)
     table = cache(pool, "", [1, 2, 3, 4, 5, 6])
     pool.release(pool.allocate(evicted))
@@ -31,7 +31,7 @@ def test_a_chain_loses_its_leaves_first(evicted):
 
 
 def test_leaves_go_before_parents_when_a_prefix_was_used_again():
-    """The branch that was not used goes first, from its end; the used prefix goes last."""
+    """The less recently used branch is evicted first, from its end; the shared prefix goes last."""
     pool = BlockPool(5, 2)
     first = cache(pool, "", [1, 1, 2, 2, 3, 3])
     nodes = pool.match("", [1, 1])
@@ -60,7 +60,7 @@ def test_an_equal_second_block_is_not_a_hit():
 
 
 def test_namespaces_are_separate():
-    """B25c. A salt and an adapter of one name are different namespaces."""
+    """B25c. A salt and an adapter of the same name are different namespaces."""
     pool = BlockPool(8, 2)
     salted, adapted = ("salt", "k"), ("adapter", "k")
     table = cache(pool, salted, [1, 2, 3, 4])
@@ -68,12 +68,12 @@ def test_namespaces_are_separate():
     assert hits(pool, adapted, [1, 2, 3, 4]) == hits(pool, "k", [1, 2]) == []
 
 
-def test_what_was_entered_before_new_weights_is_never_found():
+def test_blocks_entered_before_new_weights_are_never_found():
     pool = BlockPool(4, 2)
     table = pool.allocate(2)
     old = pool.enter("", None, [1, 2], table[0])
     pool.clear()
-    assert pool.enter("", old, [3, 4], table[1]) is old, "nothing enters below a dead node"
+    assert pool.enter("", old, [3, 4], table[1]) is old, "a block was entered below a dead node"
     assert hits(pool, "", [1, 2, 3, 4]) == []
     pool.check([table])
     pool.release(table)

@@ -63,8 +63,8 @@ def test_one_budget_is_shared_by_the_chunks_of_several_prompts():
 
 @pytest.mark.parametrize(("slots", "budget"), [(8, 8), (8, 20), (30, 5), (4, 64)])
 def test_neither_prompts_nor_decoding_requests_starve(slots, budget):
-    """Every decoding request has a row in every step, and a prompt that is not done takes all the
-    budget that these leave, which is 1 token at least."""
+    """Every decoding request has a row in every step. Unfinished prompts take the rest of the
+    budget, which is at least 1 token."""
     world = World(blocks=2000, slots=slots, budget=budget, in_flight=0)
     rng = random.Random(slots * 100 + budget)
     for _ in range(60):

@@ -80,7 +80,7 @@ def test_a_recomputation_is_chunked_like_a_prompt():
 @IN_FLIGHT
 @pytest.mark.parametrize(("max_tokens", "preempts"), [(3, False), (4, False), (5, True)])
 def test_a_pool_that_is_exactly_used_up_preempts_nobody(max_tokens, preempts, in_flight):
-    """Two prompts of 5 and 2 blocks each; the last token of an output needs no place."""
+    """Two prompts of 5 tokens in 2 blocks each; the last output token needs no KV entry."""
     world = World(4, in_flight=in_flight)
     for _ in range(2):
         world.add(5, max_tokens=max_tokens)
@@ -91,7 +91,7 @@ def test_a_pool_that_is_exactly_used_up_preempts_nobody(max_tokens, preempts, in
 @IN_FLIGHT
 @pytest.mark.parametrize(("prompt", "length"), [(60, 5), (63, 2), (64, 1)])
 def test_a_request_that_outgrows_the_pool_alone_ends_with_length(prompt, length, in_flight):
-    """B34: 4 blocks of 16."""
+    """B34: a pool of 4 blocks of 16 tokens."""
     world = World(4, 16, in_flight=in_flight)
     request = world.add(prompt, max_tokens=20)
     world.driver.run(max_steps=30)
@@ -117,7 +117,7 @@ def steps_alone(prompt, max_tokens, in_flight):
 
 @IN_FLIGHT
 def test_requests_that_do_not_fit_together_all_finish(in_flight):
-    """B35: 5 blocks of 4, three requests of 8 + 8."""
+    """B35: three requests of 8 + 8 tokens in a pool of 5 blocks of 4."""
     world = World(5, in_flight=in_flight)
     for _ in range(3):
         world.add(8, max_tokens=8)
@@ -133,7 +133,7 @@ def test_between_two_preemptions_some_request_advances(in_flight):
     world = World(5, in_flight=in_flight)
     for _ in range(3):
         world.add(8, max_tokens=8)
-    progress = []  # output tokens of all, whenever somebody was preempted
+    progress = []  # output tokens of all requests at each preemption
     while world.scheduler.has_unfinished():
         before = world.scheduler.num_preemptions
         world.driver.step()

@@ -1,4 +1,4 @@
-"""Scheduler runs on the fake device: outputs, order of admission, ends, and random traffic."""
+"""The scheduler on the fake device: outputs, admission order, stopping, and random traffic."""
 
 import random
 from collections import Counter
@@ -57,8 +57,8 @@ def test_an_urgent_arrival_waits_for_a_running_request_to_give_its_slot():
 
 def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_blocks():
     world = World(6, budget=64)
-    world.add(12)  # 3 of 6 blocks, and more to come
-    world.add(16)  # 4 blocks: must wait
+    world.add(12)  # 3 of 6 blocks, and more while decoding
+    world.add(16)  # needs 4 blocks: must wait
     world.add(2)
     plan = world.driver.dispatch()
     assert [row.request.id for row in plan.rows] == ["r0"]
@@ -67,7 +67,7 @@ def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_blocks():
 @IN_FLIGHT
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_end_of_sequence_is_the_last_token(at, in_flight):
-    """B19; with a plan in flight, the row after it is dropped."""
+    """B19. With a plan in flight, the row after the end is dropped."""
     prompt = [5, 6, 7]
     output = continuation(prompt, 8)
     world = World(in_flight=in_flight, eos=[output[at], output[at + 2]])
@@ -117,7 +117,7 @@ def test_commit_refuses_another_number_of_tokens():
 
 
 def soak(world, rng, count):
-    """Add `count` requests over time, of which some are aborted wherever they are."""
+    """Add `count` requests over time and abort some of them at random moments."""
     while world.scheduler.has_unfinished() or len(world.requests) < count:
         for _ in range(rng.randrange(3)):
             if len(world.requests) < count:
@@ -148,7 +148,7 @@ def test_300_requests_with_aborts(budget, in_flight):
 @IN_FLIGHT
 @pytest.mark.parametrize("caching", [True, False])
 def test_rollbacks_at_any_moment(caching, in_flight):
-    """Also of those that are being recomputed after a preemption, chunk by chunk."""
+    """Includes requests that are recomputed in chunks after a preemption."""
     world, rng = (
         World(12, slots=3, budget=8, in_flight=in_flight, caching=caching),
         random.Random(5),
@@ -166,7 +166,7 @@ def test_rollbacks_at_any_moment(caching, in_flight):
                 world.scheduler.rollback(request, rng.randint(1, min(3, request.num_output)))
                 world.scheduler.check()
         world.driver.step()
-    assert rewound[True] and rewound[False] > 3  # fewer of the first where prefixes are found again
+    assert rewound[True] and rewound[False] > 3  # rewound[True] is rarer with prefix caching
     for request in world.requests:
         assert_right(request, request.params.max_tokens)
     world.assert_home()

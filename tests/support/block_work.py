@@ -17,7 +17,7 @@ MAX_TOKENS = 14
 
 
 class Model:
-    """What each slot of each block holds: (namespace, version, all tokens up to this one)."""
+    """The content of each slot of each block: (namespace, version, all tokens up to this one)."""
 
     def __init__(self, pool):
         self.pool = pool
@@ -33,7 +33,7 @@ class Model:
         self.slots[target] = list(self.slots[source])
 
     def check(self, live):
-        """Every invariant of the pool, every live request's keys, and every key of the trie."""
+        """Check the pool's invariants and the keys of every live request and of the trie."""
         self.pool.check([request.table for request in live])
         for request in live:
             held = [key for block in request.table for key in self.slots[block]]
@@ -49,7 +49,7 @@ class Model:
 
 @dataclass
 class Live:
-    """A running request. `nodes`: one for each full block entered so far."""
+    """A running request; `nodes` has one entry per full block that was entered."""
 
     namespace: str
     version: int
@@ -60,12 +60,12 @@ class Live:
 
 
 class Driver:
-    """Does to the pool what an engine does, as the bytes of a program say."""
+    """Applies the operations of an engine to the pool, chosen by the bytes of a program."""
 
     def __init__(self, pool):
         self.pool, self.model = pool, Model(pool)
         self.live, self.waiting = [], []
-        self.seen = Counter()  # what has happened
+        self.seen = Counter()  # events by name
 
     def run(self, program):
         steps = (
@@ -74,7 +74,7 @@ class Driver:
         )  # fmt: skip
         for at in range(0, len(program), 3):
             operation, a, b = program[at : at + 3]
-            # A version lives for a while, else hits would be rare.
+            # Clear rarely, otherwise hits would be rare.
             step = steps[operation % len(steps)]
             if step != self.clear or b < 40:
                 step(a, b)
@@ -86,7 +86,7 @@ class Driver:
     # -- operations ----------------------------------------------------------------------------
 
     def admit(self, a, b):
-        """Few namespaces and a few starts, so that prompts share blocks within and across them."""
+        """Few namespaces and prefixes, so that many prompts begin alike."""
         start = [[1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 1, 1], [2, 2, 1, 1, 2, 2]][a % 3]
         tail = [1 + (b >> i & 1) for i in range(b % 5)]
         self.start("xyz"[a // 3 % 3], start[: 1 + a // 9 % 6] + tail)
@@ -122,7 +122,7 @@ class Driver:
         if new_block or not self.pool.is_writable(request.table[-1]):
             if not self.make_room(request):
                 return
-            # Whoever shared the block may have been preempted: then it needs no copy any more.
+            # No copy is needed if the request that shared the block was preempted.
             if new_block:
                 request.table += self.allocate(1)
             elif not self.pool.is_writable(request.table[-1]):
@@ -148,7 +148,7 @@ class Driver:
             self.seen["free"] += 1
 
     def evict(self, a, b):
-        """Somebody takes nearly everything, and gives it back."""
+        """Allocate all free and some cached blocks, and release them again."""
         count = self.pool.num_free + min(a % 4, self.pool.num_cached)
         taken = self.allocate(count)
         with pytest.raises(MemoryError):
@@ -180,7 +180,7 @@ class Driver:
         self.seen["rollback"] += 1
 
     def clear(self, a, b):
-        """New weights: nothing old is found, and who holds old keys enters nothing any more."""
+        """New weights: no old block is found, and requests with old keys enter no more blocks."""
         self.seen["new version"] += 1
         self.seen["live requests at a new version"] += bool(self.live)
         version = self.pool.version
@@ -189,7 +189,7 @@ class Driver:
         assert all(not self.pool.match(each.namespace, each.tokens) for each in self.live)
 
     def free_twice(self, a, b):
-        """B30. A block that nobody holds cannot be given back."""
+        """B30. A block that no request holds cannot be released."""
         block = a % self.pool.num_blocks
         if not self.pool.num_refs(block):
             with pytest.raises(ValueError, match="twice"):
@@ -206,7 +206,7 @@ class Driver:
         return taken
 
     def make_room(self, request):
-        """Preempt the newest until one block can be had; False if that was the request itself."""
+        """Preempt the newest requests until a block is free; False if `request` was preempted."""
         while not self.pool.can_allocate(1):
             self.seen["pressure"] += 1
             newest = self.live[-1]
@@ -223,7 +223,7 @@ class Driver:
         request.table[-1] = block
 
     def enter(self, request):
-        """Make the full blocks known, unless they were computed under more than one version."""
+        """Enter the full blocks in the cache, unless their keys are of more than one version."""
         size = self.pool.block_size
         while request.version == self.pool.version and (len(request.nodes) + 1) * size <= len(
             request.tokens

@@ -1,4 +1,4 @@
-"""What JAX compiles, and which programs an engine runs, within a block of code."""
+"""Context managers that record what JAX compiles and which programs an engine runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @contextmanager
 def jax_compilations() -> Iterator[list[str]]:
-    """Names of what JAX compiles within the block, whoever asked for it: eager operations too."""
+    """Names of all functions that JAX compiles within the block, including eager operations."""
     found: list[str] = []
 
     def listen(event: str, _: float, **details: Any) -> None:
@@ -31,7 +31,7 @@ def jax_compilations() -> Iterator[list[str]]:
 
 @contextmanager
 def programs_run(engine: Engine) -> Iterator[set[tuple]]:
-    """The keys of all programs that are run within the block."""
+    """Keys of all programs that the engine runs within the block."""
     programs, keys = engine._runner._programs, set()
     lookup = programs._compile
 

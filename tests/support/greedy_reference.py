@@ -1,4 +1,4 @@
-"""Greedy tokens of the tiny model by a float64 forward pass in numpy, and runs to compare."""
+"""Expected greedy tokens of the tiny model from a float64 forward pass, and engine runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def greedy(max_tokens: int = 6, **options: Any) -> SamplingParams:
 
 
 def expected(edit: Any, max_tokens: int = 6) -> list[int]:
-    """Greedy ids when `edit(logits, output)` changes the logits of every step."""
+    """Greedy ids after PROMPT if `edit(logits, output)` changes the logits of every step."""
     output: list[int] = []
     for _ in range(max_tokens):
         output.append(int(np.argmax(edit(logits_after(PROMPT + output), output))))
@@ -45,7 +45,7 @@ def run(engine: Any, **requests: SamplingParams) -> dict[str, Any]:
 
 @cache
 def engine_of(steps_in_flight: int = 1) -> Any:
-    """One engine for all tests that need nothing of their own: compiled once."""
+    """One engine for all tests that need no options of their own, so that it compiles once."""
     return make_engine(steps_in_flight=steps_in_flight)
 
 

@@ -1,4 +1,4 @@
-"""Rows of logits, sampling parameters for them, and the sampler's functions compiled."""
+"""Rows of logits, their sampling parameters, and the jitted functions of the sampler."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ draw = jax.jit(sampler.draw)
 
 
 def sampling(rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=0):
-    """SamplingArrays of `rows` rows; a scalar holds for all of them."""
+    """SamplingArrays of `rows` rows; a scalar applies to all rows."""
 
     def filled(value, dtype):
         return jnp.asarray(np.broadcast_to(np.asarray(value, dtype), rows))
@@ -38,7 +38,7 @@ def repeated(logits, rows):
 
 
 def tied_logits(rng, rows, vocab):
-    """Logits on a coarse grid, so that most values occur often, with a fifth of them -inf."""
+    """Logits on a coarse grid, so that most values are tied; a fifth of them is -inf."""
     logits = rng.integers(-6, 7, (rows, vocab)).astype(np.float32) / 2
     logits[rng.random((rows, vocab)) < 0.2] = -np.inf
     logits[np.arange(rows), rng.integers(0, vocab, rows)] = 1.5
@@ -46,7 +46,7 @@ def tied_logits(rng, rows, vocab):
 
 
 def distinct_logits(rng, rows, vocab):
-    """Nearly all different, on a grid on which float32 makes no error in their differences."""
+    """Mostly distinct logits on a grid on which float32 differences are exact."""
     return (rng.normal(0, 3, (rows, vocab)) * 2**14 // 1).astype(np.float32) / 2**14
 
 

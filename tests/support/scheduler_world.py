@@ -27,7 +27,7 @@ class World:
         self.requests = []
 
     def add(self, prompt, max_tokens=8, **params):
-        """Queue a prompt, given as ids or as a length; the Request."""
+        """Queue a prompt, given as ids or as a length; return its Request."""
         arrival = len(self.requests)
         if isinstance(prompt, int):
             prompt = [(arrival * 31 + i) % VOCAB for i in range(prompt)]
@@ -46,21 +46,21 @@ class World:
         return request
 
     def rows_of(self, request):
-        """(start, num_tokens, samples) of every row that the request had so far."""
+        """(start, num_tokens, whether it samples) of every row of the request so far."""
         rows = [row for plan in self.driver.plans for row in plan.rows]
         return [
             (row.start, row.num_tokens, bool(row.samples)) for row in rows if row.request is request
         ]
 
     def assert_home(self):
-        """Every block and every slot has been given back."""
+        """Assert that every request is finished and every block is returned."""
         self.scheduler.check()
         assert not self.scheduler.has_unfinished()
         assert self.scheduler.blocks.num_referenced == 0
 
 
 def assert_right(request, length, reason="length"):
-    """The request has exactly its one right output."""
+    """Assert that the request has its expected output and finish reason."""
     prompt = request.tokens[: request.num_prompt]
     assert request.output_ids == continuation(prompt, length)
     assert request.finish_reason == reason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 def end_of(
     pieces: Sequence[str], stops: Sequence[str], include: bool, num_unwatched: int = 0
 ) -> tuple[str, str | None]:
-    """Text and match by looking at the whole text after every piece."""
+    """The final text and the match, which must end after the text of the unwatched pieces."""
     free = len("".join(pieces[:num_unwatched]))
     for count in range(num_unwatched, len(pieces) + 1):
         text = "".join(pieces[:count])

@@ -1,4 +1,4 @@
-"""Random requests over every option, sent to an engine over many steps."""
+"""Random requests with every option, sent to an engine over many steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCAB = 128
 
 
 def random_prompt(rng: random.Random, most: int) -> list[int]:
-    """Any length that is accepted; the beginning is one of three."""
+    """A prompt of any accepted length that begins with one of three shared prefixes."""
     length = rng.choice([rng.randint(1, most), rng.randint(1, 12), most])
     start, shared = rng.randrange(3), rng.randint(0, length)
     begin = [(11 * start + 7 * i + i * i) % 120 for i in range(shared)]
@@ -29,7 +29,7 @@ def random_filters(rng: random.Random) -> dict[str, Any]:
 
 
 def random_edits(rng: random.Random) -> dict[str, Any]:
-    """Each is wanted by a third of the requests that come here, independently."""
+    """Each option is used independently with a probability of 0.35."""
     edits = {
         "repetition_penalty": rng.choice([0.8, 1.3]),
         "presence_penalty": rng.choice([-0.5, 1.0]),
@@ -52,9 +52,9 @@ def random_ends(rng: random.Random) -> dict[str, Any]:
 
 
 def random_params(rng: random.Random, index: int) -> SamplingParams:
-    """For a while all are greedy, then all are random, then without edits, then anything goes.
+    """Parameters by phase: all greedy, then all random, then without edits, then any options.
 
-    So that every program of the sampler has steps of its own.
+    Each variant of the sampler thus has steps in which only it is needed.
     """
     kind = ("greedy", "random", "logprobs", "any", "any", "any")[index // 20 % 6]
     chosen = {
@@ -75,9 +75,9 @@ def random_params(rng: random.Random, index: int) -> SamplingParams:
 
 
 class Traffic:
-    """Sends `count` random requests to an engine over many steps, and keeps what comes back.
+    """Sends `count` random requests to an engine over many steps, and keeps their outputs.
 
-    `done` are the final outputs by id, of requests and of forks; `counts` says what else happened.
+    `done` maps ids of requests and forks to their final outputs; `counts` counts other operations.
     """
 
     def __init__(self, engine: Engine, count: int, seed: int) -> None:
@@ -173,9 +173,9 @@ class Traffic:
 
     @staticmethod
     def _try(call: Any, *args: Any) -> bool:
-        """False if the request ended with the step in flight, or has fewer tokens than were seen.
+        """False if the request ended in the step in flight or has fewer tokens than were seen.
 
-        After a rollback that step's snapshot still comes, with the tokens that were dropped.
+        After a rollback, the snapshot of the step in flight still contains the dropped tokens.
         """
         try:
             call(*args)

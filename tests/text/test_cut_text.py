@@ -15,9 +15,9 @@ from tests.support.stop_reference import STOPS, end_of
 
 
 def streamed(ids: Sequence[int], params: SamplingParams, sizes: Sequence[int] = ()) -> CutText:
-    """The text of tokens that arrive in calls of these sizes; the rest arrives in the last one.
+    """Feed tokens in calls of these sizes, and the rest in a final call.
 
-    Checks that `text` is what the deltas add up to.
+    Checks after each call that the deltas add up to `text`.
     """
     text, rest, shown = CutText(Detokenizer(ByteTokenizer(), [*b"Hi"]), params), list(ids), ""
     for size in sizes:
@@ -37,7 +37,7 @@ BYTES = st.lists(
 
 
 def apart(strings: Sequence[str]) -> bool:
-    """Whether none contains another, so that what begins earliest also ends earliest."""
+    """Whether no string contains another, so that the match that begins first also ends first."""
     return all(a is b or a not in b for a in strings for b in strings)
 
 
@@ -55,7 +55,7 @@ SIZES = st.lists(st.integers(0, 6), max_size=10)
 def test_streamed_text_is_the_cut_of_the_one_shot_decode(
     data: bytes, stops: list[str], include: bool, sizes: list[int]
 ) -> None:
-    """Where no stop string contains another, the earliest position of the whole text counts."""
+    """If no stop string contains another, the earliest match in the whole text ends it."""
     params = SamplingParams(stop=stops, include_stop_str_in_output=include)
     text, whole = streamed(list(data), params, sizes), data.decode(errors="replace")
     matches = [(whole.find(each), each) for each in stops if each in whole]

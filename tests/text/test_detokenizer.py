@@ -30,7 +30,7 @@ def one_shot(ids, **options):
 
 
 def random_bytes(seed):
-    """Bytes that are mostly parts of characters, valid or not, with special tokens among them."""
+    """Mostly parts of UTF-8 characters, valid or not, mixed with special tokens."""
     rng = random.Random(seed)
     parts = [[rng.randrange(256)], PEPPER[: rng.randrange(5)], list("é€".encode()), [BOS], [0x80]]
     return [i for _ in range(rng.randrange(30)) for i in rng.choice(parts)]
@@ -55,7 +55,7 @@ def test_output_that_ends_within_a_character_ends_in_one_replacement():
     assert deltas(PEPPER[:3]) == ["", "", "\ufffd"]
 
 
-def test_what_is_held_is_released_by_a_final_call_without_tokens():
+def test_held_text_is_released_by_a_final_call_without_tokens():
     detokenizer = Detokenizer(ByteTokenizer(), [])
     detokenizer.append([ord("a"), *PEPPER[:2]])
     assert detokenizer.append([], final=True) == "a\ufffd"
@@ -68,7 +68,7 @@ def test_a_final_call_without_tokens_adds_nothing_to_whole_text():
 
 
 def test_a_character_that_the_prompt_began_brings_none_of_the_prompt():
-    """B51: neither side has the character, and the output is decoded by itself."""
+    """B51: the output is decoded by itself, so it does not contain that character."""
     prompt = [*b"What is this? ", *PEPPER[:2]]
     assert "".join(deltas(PEPPER[2:], prompt)) == one_shot(PEPPER[2:])
 
@@ -99,20 +99,20 @@ def test_no_delta_of_valid_text_holds_a_replacement():
         assert "\ufffd" not in "".join(deltas(random_text(seed))[:-1])
 
 
-def test_text_is_what_the_deltas_add_up_to():
+def test_deltas_add_up_to_the_text():
     detokenizer = Detokenizer(ByteTokenizer(), [ord("x")])
     added = "".join(detokenizer.append([byte]) for byte in [*b"ab", *PEPPER])
     assert detokenizer.text == added == "ab\U0001f336"
 
 
-def test_a_character_that_the_text_itself_means_as_replacement_is_kept():
+def test_a_replacement_character_in_the_text_itself_is_kept():
     assert "".join(deltas(list("a\ufffdb".encode()))) == "a\ufffdb"
 
 
 def byte_fallback():
-    """Ids below 256 are bytes, 256 is " a": the decoder of Llama 2's and Mistral's tokenizers.
+    """A tokenizer with the decoder of Llama 2 and Mistral: ids below 256 are bytes, 256 is " a".
 
-    Of a run of byte tokens with one broken byte among them, it replaces every byte.
+    If a run of byte tokens contains an invalid byte, the decoder replaces every byte of the run.
     """
     vocabulary = {f"<0x{i:02X}>": i for i in range(256)} | {"\u2581a": 256, "<unk>": 257}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
@@ -138,7 +138,7 @@ def test_a_broken_byte_does_not_bring_whole_characters_back_as_replacements(ids,
 
 @pytest.mark.parametrize("characters", [1, 2, 3, 5])
 def test_a_prompt_that_ends_in_bytes_leaves_the_first_space(characters):
-    """Wherever the context begins, also within one of the characters."""
+    """Also if the detokenizer's context begins within a character."""
     tokenizer = byte_fallback()
     tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(content=" ", left=1)])
     assert deltas([256], [256, *PEPPER * characters], tokenizer=tokenizer) == [" a"]
@@ -158,7 +158,7 @@ def test_each_later_word_keeps_its_space():
 @pytest.mark.parametrize("ids", [[2, 3, 4], [2, 2, 3], [2, 3], [2, 1, 1, 2, 3]])
 @pytest.mark.parametrize("size", [1, 2])
 def test_spaces_that_begin_the_output_are_dropped_as_by_one_decode(ids, size):
-    """After special tokens alone, the first space of a SentencePiece text is no text."""
+    """If only special tokens precede it, SentencePiece drops the first space of a text."""
     vocabulary = {"<unk>": 0, "<s>": 1, "\u2581": 2, "\u2581a": 3, "b": 4}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     tokenizer.add_special_tokens(["<s>"])

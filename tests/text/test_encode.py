@@ -21,7 +21,7 @@ CONVERSATION = [
 
 
 def word_level(add_bos=True):
-    """A `tokenizers.Tokenizer` of a few words that puts <s> before every text."""
+    """A `tokenizers.Tokenizer` of a few words that prepends <s> if `add_bos`."""
     words = ["[UNK]", *SPECIAL, *"system user assistant be brief who are you ?".split()]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -46,7 +46,7 @@ def words(tokenizer, ids):
 
 @pytest.mark.parametrize("text", ["who are you", "<s> who are you", "<s>who are you"])
 def test_text_is_encoded_with_one_bos(text):
-    """B20: also where the text spells it out."""
+    """B20: also if the text already begins with the BOS token."""
     tokenizer = transformers_tokenizer()
     assert words(tokenizer, encode(tokenizer, text)) == ["<s>", "who", "are", "you"]
 
@@ -137,7 +137,7 @@ def test_messages_that_the_template_cannot_join_are_a_value_error(messages):
 
 @pytest.mark.parametrize("tokenizer", [word_level(), transformers_tokenizer()])
 def test_text_that_is_no_unicode_is_a_value_error(tokenizer):
-    """So that `generate(on_error="return")` fails this prompt alone."""
+    """`generate(on_error="return")` can then fail this prompt alone."""
     with pytest.raises(ValueError):
         encode(tokenizer, "be \ud800")
 

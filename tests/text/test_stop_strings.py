@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from pagedjax import SamplingParams
 from pagedjax.text.stop_strings import StopStrings
-from tests.support.engine_runs import (
-    PROMPT,
-)
+from tests.support.engine_runs import PROMPT
 from tests.support.stop_reference import STOPS, end_of
 from tests.support.tiny_llama import make_engine
 
 
 def fed(pieces: Sequence[str], stop: str | Sequence[str], include: bool = False) -> list[str]:
-    """What comes out after each piece, until the text ends; all that is held with the last one."""
+    """The text released after each piece, then the match if any; the last piece releases all."""
     stops = StopStrings([stop] if isinstance(stop, str) else stop, include)
     out = []
     for number, piece in enumerate(pieces, 1):
@@ -44,7 +42,7 @@ def fed(pieces: Sequence[str], stop: str | Sequence[str], include: bool = False)
         (["one # two ##", " #"], ["###"], ["one # two ", "## #"]),
     ],
 )
-def test_what_comes_out_after_each_piece(
+def test_text_that_is_released_after_each_piece(
     pieces: list[str], stop: str | list[str], expected: list[str]
 ) -> None:
     assert fed(pieces, stop) == expected
@@ -54,10 +52,10 @@ def test_what_comes_out_after_each_piece(
     ("pieces", "stop", "expected"),
     [
         (["foo bar baz"], ["baz", "bar"], ["foo ", "bar"]),
-        (["xabcd"], ["c", "abc"], ["x", "abc"]),  # the earlier beginning counts in one piece
-        (["xabcd"], ["ab", "abc"], ["x", "ab"]),  # then the one listed first
+        (["xabcd"], ["c", "abc"], ["x", "abc"]),  # in one piece, the match that begins first
+        (["xabcd"], ["ab", "abc"], ["x", "ab"]),  # then the stop string that is listed first
         (["xabcd"], ["abc", "ab"], ["x", "abc"]),
-        (["xab", "cd"], ["abc", "ab"], ["x", "ab"]),  # and no piece waits for the next one
+        (["xab", "cd"], ["abc", "ab"], ["x", "ab"]),  # a match never waits for the next piece
         (["xab", "cd"], ["abcd", "b"], ["xa", "b"]),
     ],
 )
@@ -72,7 +70,7 @@ def test_the_stop_string_is_part_of_the_text_when_asked() -> None:
     assert fed(["a", "b", "cd"], "bc", include=True) == ["a", "", "bc", "bc"]
 
 
-def test_what_passes_unwatched_does_not_match_later() -> None:
+def test_unwatched_text_does_not_match_later() -> None:
     stops = StopStrings(["xbz", "b"])
     assert stops.append("axb", watch=False) == "a"  # "xb" may still become "xbz"
     assert (stops.append("y"), stops.match) == ("xby", None)
@@ -94,19 +92,19 @@ def test_the_beginnings_of_a_long_stop_string_are_held() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text("ab\n", max_size=5), max_size=12), STOPS, st.booleans(), st.integers(0, 6))
-def test_random_pieces_end_where_a_look_at_the_whole_text_says(
+def test_random_pieces_end_where_a_search_of_the_whole_text_says(
     pieces: list[str], strings: list[str], include: bool, num_unwatched: int
 ) -> None:
     stops, shown = StopStrings(strings, include), ""
     expected, match = end_of(pieces, strings, include, num_unwatched)
     for number, piece in enumerate(pieces):
         shown += stops.append(piece, watch=number >= num_unwatched)
-        assert expected.startswith(shown), "what was shown is taken back"
+        assert expected.startswith(shown), "shown text was taken back"
         if stops.match is not None:
             break
         whole = "".join(pieces[: number + 1])
         held = max((n for s in strings for n in range(len(s)) if whole.endswith(s[:n])), default=0)
-        assert len(shown) == len(whole) - held, "no more is held than may be a beginning"
+        assert len(shown) == len(whole) - held, "held text must be a prefix of a stop"
     assert (shown + stops.release(), stops.match) == (expected, match)
 
 

@@ -19,7 +19,7 @@ from tests.support.engine_runs import (
 from tests.support.stop_reference import end_of
 from tests.support.tiny_llama import make_engine, tiny
 
-# Two letters for each id of the tiny vocabulary: a stop string of two may lie across two tokens.
+# Two letters for each id of the tiny vocabulary, so that a stop string can span two tokens.
 LETTERS = PieceTokenizer([chr(97 + i // 12) + chr(97 + i % 12) for i in range(128)])
 
 
@@ -28,19 +28,19 @@ def lettered(**options: Any) -> Engine:
 
 
 def served(engine: Engine, **requests: SamplingParams) -> dict[str, CompletionOutput]:
-    """Last output of each request on PROMPT; checks the deltas and that all blocks came home."""
+    """Serve the requests with PROMPT and check their deltas; the final output of each."""
     for name, params in requests.items():
         engine.add_request(name, PROMPT, params)
     return {name: outputs[0] for name, outputs in collected(steps(engine)).items()}
 
 
 def across(text: str, token: int) -> str:
-    """The last letter of an output token and the first of the next one."""
+    """The last letter of output token number `token` and the first letter of the next token."""
     return text[2 * token + 1 : 2 * token + 3]
 
 
 def cut_of(free: CompletionOutput, stop: str, include: bool = False) -> tuple[Any, ...]:
-    """What a request becomes that stops at a string of the text it would have had."""
+    """The expected `facts` of a request that stops at `stop`, from its unstopped output."""
     position = free.text.index(stop)
     last = (position + len(stop) - 1) // 2  # the token that completes it
     text = free.text[: position + include * len(stop)]
@@ -53,7 +53,7 @@ def facts(output: CompletionOutput) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def free() -> CompletionOutput:
-    """What PROMPT's greedy output is without stop strings."""
+    """PROMPT's greedy output without stop strings."""
     return served(lettered(), a=greedy())["a"]
 
 
@@ -70,7 +70,9 @@ def test_a_request_stops_across_tokens(
 
 
 @pytest.mark.parametrize("steps_in_flight", [0, 1])
-def test_neighbours_do_not_notice(steps_in_flight: int, free: CompletionOutput) -> None:
+def test_a_stop_string_does_not_affect_other_requests(
+    steps_in_flight: int, free: CompletionOutput
+) -> None:
     engine = lettered(steps_in_flight=steps_in_flight)
     stops = [across(free.text, token) for token in (1, 5, 9)]
     wanted = {f"stop at {stop}": greedy(stop=[stop]) for stop in stops}
@@ -169,25 +171,25 @@ def test_preemption_and_the_prefix_cache_change_no_text(steps_in_flight: int) ->
 
 
 def advance(engine: Engine, name: str, num_tokens: int) -> CompletionOutput:
-    """Step until a request has so many output tokens; its last snapshot."""
+    """Step until a request has `num_tokens` output tokens; its last snapshot."""
     for output in steps(engine):
         if output.request_id == name and len(output.outputs[0].token_ids) == num_tokens:
             return output.outputs[0]
     raise AssertionError(f"{name} ended before it had {num_tokens} tokens")
 
 
-def test_a_fork_goes_on_from_what_its_parent_holds(free: CompletionOutput) -> None:
+def test_a_fork_continues_with_the_held_text_of_its_parent(free: CompletionOutput) -> None:
     engine = lettered(steps_in_flight=0)
     stop = free.text[7:14]
     engine.add_request("parent", PROMPT, greedy(stop=stop))
-    assert advance(engine, "parent", 5).text == free.text[:7]  # the rest is held
+    assert advance(engine, "parent", 5).text == free.text[:7]  # the rest is held back
     engine.fork("parent", ["child"])
     outputs = {each.request_id: each.outputs[0] for each in steps(engine)}
     assert facts(outputs["child"]) == facts(outputs["parent"]) == cut_of(free, stop)
     check_all_home(engine)
 
 
-def test_rollback_takes_back_what_was_held(free: CompletionOutput) -> None:
+def test_rollback_drops_held_text(free: CompletionOutput) -> None:
     engine = lettered(steps_in_flight=0)
     stop = free.text[7:14]
     engine.add_request("a", PROMPT, greedy(stop=stop))
@@ -199,7 +201,7 @@ def test_rollback_takes_back_what_was_held(free: CompletionOutput) -> None:
     check_all_home(engine)
 
 
-def test_abort_releases_what_is_held(free: CompletionOutput) -> None:
+def test_abort_releases_held_text(free: CompletionOutput) -> None:
     engine = lettered(steps_in_flight=0)
     engine.add_request("a", PROMPT, greedy(stop=free.text[7:14]))
     advance(engine, "a", 5)
@@ -212,7 +214,7 @@ def test_abort_releases_what_is_held(free: CompletionOutput) -> None:
 
 
 def test_a_cut_character_after_a_prompt_that_cuts_one() -> None:
-    """B51, through the engine: no text of the prompt, and one replacement at the end."""
+    """B51 in the engine: no text of the prompt, and one replacement character at the end."""
     first, second = served(lettered(), a=greedy(2))["a"].token_ids
     pieces: list[str | bytes] = ["?"] * 128
     pieces[PROMPT[-1]] = b"?\xf0\x9f"

@@ -12,9 +12,7 @@ from pagedjax.outputs import FinishReason
 from pagedjax.schedule.request import Request, Status
 from pagedjax.text.transcript import Transcript
 from tests.support.byte_tokenizer import PieceTokenizer
-from tests.support.engine_runs import (
-    check_cumulative,
-)
+from tests.support.engine_runs import check_cumulative
 
 FOX = ["The quick br", "own", " fox", " j", b"\xf0\x9f\x8c", "<eos>"]
 
@@ -22,7 +20,7 @@ FOX = ["The quick br", "own", " fox", " j", b"\xf0\x9f\x8c", "<eos>"]
 def told(
     ids: Sequence[int], finish_reason: str | None = None, **options: Any
 ) -> list[CompletionOutput]:
-    """Snapshots of a request whose pieces of FOX arrive one by one, until it is finished."""
+    """Snapshots of a request that receives pieces of FOX one by one until it finishes."""
     request = Request(
         id="a", arrival=0, tokens=[0], num_prompt=1, params=SamplingParams(**options), seed=0,
         max_len=99, stop_ids=frozenset(), eos_ids=frozenset(),
@@ -63,7 +61,7 @@ def test_a_stop_string_across_tokens_that_is_included() -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "stop", "abort"])
-def test_what_is_held_is_released_at_the_end(reason: str) -> None:
+def test_held_text_is_released_at_the_end(reason: str) -> None:
     """B53."""
     outputs = told([0, 1], reason, stop=["own fox"])
     assert [each.delta_text for each in outputs] == ["The quick br", "own"]
@@ -90,7 +88,7 @@ def test_a_stop_string_outranks_the_end_that_comes_with_it(reason: str) -> None:
 def test_the_token_after_min_tokens_is_the_first_to_stop(
     min_tokens: int, text: str, stop_reason: str | None
 ) -> None:
-    """B54: like an end id, which is legal as token min_tokens + 1 at the earliest."""
+    """B54: like EOS, which is allowed from token min_tokens + 1 on."""
     last = told(range(4), "length", stop=["quick", "own", "fox"], min_tokens=min_tokens)[-1]
     assert (last.text, last.stop_reason) == (text, stop_reason)
 
