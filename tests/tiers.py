@@ -63,27 +63,27 @@ LEFT_OUT = {
         "test_axes_of_any_type",
         "test_params_on_an_explicit_mesh_are_not_copied",
     ],
-    # Known ids of one seed stay, in test_seed_cases.py.
+    # The known ids of one seed in test_seed_cases.py stay.
     "engine/test_determinism.py": ["test_two_processes_agree_bit_for_bit"],
-    # A small pool stays.
+    # A small pool in the params' dtype stays.
     "engine/test_pool.py": ["test_a_pool_in_another_dtype_than_the_params"],
-    # Preemption in a pool for one request and of the newest request stay.
+    # Preemption in a pool for one request, and of the newest request, stay.
     "engine/test_preemption.py": [
         "test_two_requests_that_force_a_preemption_equal_a_large_pool",
     ],
-    # Scores beside running requests stay.
+    # Scoring beside running requests stays.
     "engine/test_scoring.py": ["test_scoring_leaves_nothing_in_the_prefix_cache"],
-    # A seed wherever it runs stays.
+    # One seed in all places of an engine stays.
     "engine/test_seed_cases.py": ["test_draws_depend_on_seed_sample_and_position_alone"],
-    # A seed beside others stays.
+    # A seeded request beside others stays.
     "engine/test_seeds.py": [
         "test_a_seeded_request_is_the_same_after_preemption_and_in_chunks",
     ],
-    # Samples that share blocks stay.
+    # Samples that share blocks in a large pool stay.
     "engine/test_shared_blocks.py": ["test_a_small_pool_does_not_change_n_samples"],
-    # Greedy ids of this model stay, and log probabilities of tiny models.
+    # Greedy ids of this model and log probabilities of tiny models stay.
     "engine/test_smollm2_scores.py": ["test_logprobs_equal_hugging_face"],
-    # All look at one run of 500 requests; the soak of test_preemption.py stays.
+    # All check one run of 500 requests; the soak in test_preemption.py stays.
     "engine/test_traffic.py": [
         "test_every_request_of_random_traffic_finishes",
         "test_random_traffic_covers_every_event_and_program",
@@ -111,15 +111,15 @@ LEFT_OUT = {
     ],
     # The other test of the distribution stays.
     "sample/test_distribution.py": ["test_draws_pass_the_chi_square_test"],
-    # More log probabilities than tokens stay; the processed ones in test_sampler.py and
-    # test_token_logprobs.py; scores in test_parity_tiny.py.
+    # max_logprobs beyond the vocabulary stays, and processed log probabilities in test_sampler.py
+    # and test_token_logprobs.py, and scores in test_parity_tiny.py.
     "sample/test_engine_logprobs.py": [
         "test_a_vocabulary_smaller_than_max_logprobs",
         "test_prompt_logprobs_survive_preemption_and_samples",
         "test_processed_logprobs_are_those_of_the_draw",
         "test_sampled_and_scored_logprobs_agree",
     ],
-    # Draws in any row bucket stay.
+    # Draws in every row bucket stay.
     "sample/test_sampler.py": ["test_uniforms_and_tokens_are_the_same_bits_on_four_devices"],
     # Penalties without preemption stay.
     "sample/test_sampling_options.py": [

@@ -166,7 +166,7 @@ def configured(name: str, value: Any) -> Iterator[None]:
         ("jax_disable_jit", True),
     ],
 )
-def test_settings_of_jax_change_nothing(name: str, value: Any, kv_cache_dtype: str) -> None:
+def test_jax_settings_change_no_result(name: str, value: Any, kv_cache_dtype: str) -> None:
     wanted = everything(kv_cache_dtype=kv_cache_dtype)
     with configured(name, value):
         assert everything(kv_cache_dtype=kv_cache_dtype) == wanted
@@ -184,7 +184,7 @@ def test_x64_switched_on_later_and_warmup() -> None:
 
 
 @pytest.mark.parametrize("how", ["jit", "grad", "vmap", "scan"])
-def test_a_call_inside_a_trace_says_what_to_do(how: str) -> None:
+def test_a_call_inside_a_trace_raises_with_a_remedy(how: str) -> None:
     llm = make_llm()
 
     def call(x: jax.Array) -> jax.Array:

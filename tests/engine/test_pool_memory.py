@@ -100,7 +100,7 @@ def test_after_a_failure_behind_a_dispatch_the_next_request_is_served(
 
 
 @pytest.mark.parametrize("where", ["forward", "sample"])
-def test_a_lost_pool_is_gone_before_another_is_made(
+def test_a_lost_pool_is_freed_before_another_is_made(
     heavy: tuple[Engine, int], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B67: the old pool is freed although the traceback refers to it; a GPU has no room for two."""

@@ -22,7 +22,7 @@ def test_two_requests_that_force_a_preemption_equal_a_large_pool() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_progress_is_guaranteed_in_a_pool_for_one() -> None:
+def test_progress_is_guaranteed_in_a_pool_for_one_request() -> None:
     prompts = [prompt_of(8, start) for start in (0, 3, 50)]
     engine = make_engine(num_blocks=5, block_size=4, steps_in_flight=0)
     for index, prompt in enumerate(prompts):

@@ -38,7 +38,7 @@ def test_a_longer_prompt_hits_through_an_unbroken_chain() -> None:
     assert output.outputs[0].token_ids == solo(prompt, greedy(4))
 
 
-def test_generated_text_is_found_too() -> None:
+def test_generated_tokens_are_cached_too() -> None:
     engine = make_engine()
     prompt = prompt_of(20)
     answer = run_one(engine, prompt, greedy(30)).outputs[0].token_ids

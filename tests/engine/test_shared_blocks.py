@@ -83,7 +83,7 @@ def test_a_small_pool_does_not_change_n_samples() -> None:
 
 @pytest.mark.parametrize("steps_in_flight", [0, 1])
 @pytest.mark.parametrize("steps", [1, 4, 7])
-def test_a_fork_goes_on_from_the_present_token(steps: int, steps_in_flight: int) -> None:
+def test_a_fork_continues_from_the_current_token(steps: int, steps_in_flight: int) -> None:
     prompt = prompt_of(6)
     engine = make_engine(block_size=4, steps_in_flight=steps_in_flight)
     engine.add_request("parent", prompt, SEEDED)

@@ -104,7 +104,7 @@ def golden(
 
 
 def chosen_eos(model: transformers.LlamaForCausalLM, row: dict) -> int:
-    """Return the token that, used as EOS, ends the most returned beams; earlier tokens win ties.
+    """Return the token that, as EOS, ends the most returned beams early; ties: the most at all.
 
     Candidates are the tokens at EOS_PLACES of a run without EOS, or the first tokens of beams that
     are too short for that.

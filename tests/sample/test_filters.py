@@ -88,7 +88,7 @@ def test_top_k_of_nothing_or_all_is_off(top_k):
     assert kept_ids([0, 1, 3, 3, 2], top_k=top_k) == [0, 1, 2, 3, 4]
 
 
-def test_top_k_above_the_tokens_with_weight_draws_none_without():
+def test_top_k_keeps_no_token_without_weight():
     assert kept_ids([0, -np.inf, -np.inf, 1], top_k=3) == [0, 3]
 
 

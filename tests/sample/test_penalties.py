@@ -97,7 +97,7 @@ def test_penalties_are_those_of_numpy(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_edits_are_added_and_forbid():
+def test_edits_are_added_to_the_logits():
     rng = np.random.default_rng(2)
     logits, prompts, outputs = random_rows(rng, 1000, 30)
     edits = rng.choice([0, 2.5, -100, -np.inf], (1000, 30)).astype(np.float32)

@@ -156,7 +156,7 @@ def test_numbers_too_large_for_float32_act_as_large_numbers(huge: float) -> None
     assert set(ids(found, "repeated")[1:]) <= {*ids(found, "repeated")[:1], *PROMPT}
 
 
-def test_any_mix_in_one_batch_compiles_one_program_a_shape() -> None:
+def test_any_mix_in_one_batch_compiles_one_program_per_shape() -> None:
     mixes = {
         "a": greedy(8, repetition_penalty=1.4),
         "b": SamplingParams(max_tokens=8, seed=1, top_p=0.9, logprobs=2, ignore_eos=True),

@@ -1,4 +1,4 @@
-"""BlockPool: a block is either free or held by one request."""
+"""BlockPool without sharing: each block is either free or in one block table."""
 
 import random
 

@@ -166,7 +166,7 @@ def test_priority_orders_before_arrival():
     assert request().order == (-2, 3, 0)
 
 
-def test_tokens_in_flight_count():
+def test_num_output_includes_tokens_in_flight():
     assert request(num_pending=1).num_tokens == 6
 
 
@@ -184,5 +184,5 @@ def test_a_request_is_finished_by_its_status(status):
     assert request(status=status).is_finished == (status is Status.FINISHED)
 
 
-def test_requests_with_equal_fields_are_two():
+def test_requests_with_equal_fields_are_not_equal():
     assert len({request(), request()}) == 2

@@ -23,7 +23,7 @@ def test_every_request_gets_its_own_continuation(blocks, budget, in_flight):
 
 
 @IN_FLIGHT
-def test_requests_that_arrive_while_others_run_get_their_continuation(in_flight):
+def test_requests_that_arrive_while_others_run_get_their_own_continuation(in_flight):
     world = World(12, in_flight=in_flight, budget=8)
     for length in (9, 2, 14, 5, 1):
         world.add(length)
@@ -88,7 +88,7 @@ def test_ignored_end_of_sequence_ids_do_not_stop():
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_a_stop_token_names_itself(ignore_eos):
+def test_a_stop_token_is_the_stop_reason(ignore_eos):
     """B19."""
     prompt = [5, 6, 7]
     stop = continuation(prompt, 8)[2]

@@ -56,7 +56,7 @@ def arguments(
 
 
 def check_rope_write(run: Callable[..., Any], case: dict[str, Any]) -> None:
-    """Check the kernel `run`, on numpy arrays; it must change only the elements it writes."""
+    """Check the kernel `run` on numpy arrays; it must leave all other pool elements unchanged."""
     given, dtype = arguments(**case), jnp.dtype(case["dtype"])
     q, pools = run(*given, dtype=dtype)
     wanted_q, wanted_pools = reference.rope_write(*given, dtype=dtype)

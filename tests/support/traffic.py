@@ -54,7 +54,7 @@ def random_ends(rng: random.Random) -> dict[str, Any]:
 def random_params(rng: random.Random, index: int) -> SamplingParams:
     """Parameters by phase: all greedy, then all random, then without edits, then any options.
 
-    Each variant of the sampler thus has steps in which only it is needed.
+    Each program of the sampler thus runs in some steps.
     """
     kind = ("greedy", "random", "logprobs", "any", "any", "any")[index // 20 % 6]
     chosen = {

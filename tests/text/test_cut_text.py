@@ -84,7 +84,7 @@ def test_no_match_ends_within_the_text_of_min_tokens(
     assert (text.text, text.stop_string) == end_of(whole, stops, include, min_tokens)
 
 
-def test_a_copy_goes_on_by_itself() -> None:
+def test_a_copy_continues_independently() -> None:
     text = CutText(Detokenizer(ByteTokenizer(), []), SamplingParams(stop="bc"))
     text.append([*b"ab"])
     twin = text.copy()

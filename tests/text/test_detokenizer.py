@@ -67,7 +67,7 @@ def test_a_final_call_without_tokens_adds_nothing_to_whole_text():
     assert detokenizer.append([], final=True) == ""
 
 
-def test_a_character_that_the_prompt_began_brings_none_of_the_prompt():
+def test_a_character_that_begins_in_the_prompt_adds_no_text_of_the_prompt():
     """B51: the output is decoded by itself, so it does not contain that character."""
     prompt = [*b"What is this? ", *PEPPER[:2]]
     assert "".join(deltas(PEPPER[2:], prompt)) == one_shot(PEPPER[2:])
@@ -82,7 +82,7 @@ def test_deltas_of_random_bytes_add_up_to_one_decode(prompt, size):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_deltas_of_random_text_add_up_to_it(size):
+def test_deltas_of_random_text_add_up_to_the_text(size):
     for seed in range(200):
         ids = random_text(seed)
         assert "".join(deltas(ids, [*b"Hi"], size)).encode() == bytes(ids)

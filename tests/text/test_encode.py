@@ -61,7 +61,7 @@ def test_empty_text_is_the_bos_alone():
     assert words(tokenizer, encode(tokenizer, "")) == ["<s>"]
 
 
-def test_two_equal_first_tokens_that_are_no_bos_stay():
+def test_two_equal_first_tokens_other_than_bos_are_kept():
     tokenizer = transformers_tokenizer(add_bos=False)
     assert words(tokenizer, encode(tokenizer, "you you are")) == ["you", "you", "are"]
 
@@ -136,7 +136,7 @@ def test_messages_that_the_template_cannot_join_are_a_value_error(messages):
 
 
 @pytest.mark.parametrize("tokenizer", [word_level(), transformers_tokenizer()])
-def test_text_that_is_no_unicode_is_a_value_error(tokenizer):
+def test_text_that_is_not_unicode_is_a_value_error(tokenizer):
     """`generate(on_error="return")` can then fail this prompt alone."""
     with pytest.raises(ValueError):
         encode(tokenizer, "be \ud800")

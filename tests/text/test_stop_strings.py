@@ -59,7 +59,7 @@ def test_text_that_is_released_after_each_piece(
         (["xab", "cd"], ["abcd", "b"], ["xa", "b"]),
     ],
 )
-def test_of_several_matches_the_earliest_counts(
+def test_the_earliest_of_several_matches_ends_the_text(
     pieces: list[str], stop: list[str], expected: list[str]
 ) -> None:
     assert fed(pieces, stop) == expected

@@ -117,7 +117,7 @@ def test_min_tokens_lets_a_stop_string_pass(free: CompletionOutput) -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [0, 1])
-def test_each_of_n_samples_stops_by_itself(steps_in_flight: int) -> None:
+def test_each_of_n_samples_stops_independently(steps_in_flight: int) -> None:
     options = {"n": 3, "seed": 7, "max_tokens": 20, "ignore_eos": True}
     engine = lettered(steps_in_flight=steps_in_flight)
     engine.add_request("free", PROMPT, SamplingParams(**options))
