@@ -166,7 +166,7 @@ def test_priority_orders_before_arrival():
     assert request().order == (-2, 3, 0)
 
 
-def test_num_output_includes_tokens_in_flight():
+def test_num_tokens_includes_tokens_in_flight():
     assert request(num_pending=1).num_tokens == 6
 
 
