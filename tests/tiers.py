@@ -8,10 +8,22 @@ slow and a faster test in `make test` covers the same behaviour.
 VARIANTS_KEPT = {
     "bench/test_attention.py": 1,
     "docs/test_code_blocks.py": 1,
-    "engine/test_engine.py": 1,
+    "engine/test_batches.py": 1,
+    "engine/test_engine_params.py": 1,
+    "engine/test_failed_steps.py": 1,
     "engine/test_parity_tiny.py": 1,
+    "engine/test_pool.py": 1,
+    "engine/test_pool_memory.py": 1,
+    "engine/test_pool_size.py": 1,
+    "engine/test_preemption.py": 1,
     "engine/test_prefix_cache.py": 1,
-    "engine/test_serving_cases.py": 1,
+    "engine/test_programs.py": 1,
+    "engine/test_requests.py": 1,
+    "engine/test_scoring.py": 1,
+    "engine/test_seed_cases.py": 1,
+    "engine/test_seeds.py": 1,
+    "engine/test_shared_blocks.py": 1,
+    "engine/test_stopping.py": 1,
     "kernels/test_mosaic_decode.py": 1,
     "kernels/test_one_byte_formats.py": 1,
     "kernels/test_triton_kernels.py": 1,
@@ -24,11 +36,21 @@ VARIANTS_KEPT = {
     "layers/test_kv_cache.py": 1,
     "layers/test_kv_dtypes.py": 1,
     "layers/test_layer_kernels.py": 2,
+    "sample/test_distribution.py": 1,
+    "sample/test_draw.py": 1,
+    "sample/test_engine_logprobs.py": 1,
+    "sample/test_filters.py": 1,
+    "sample/test_logits_processor.py": 1,
     "sample/test_ranking.py": 2,
     "sample/test_sampler.py": 1,
     "sample/test_sampling_options.py": 1,
     "sample/test_token_logprobs.py": 1,
+    "sample/test_uniform.py": 1,
+    "schedule/test_abort.py": 1,
+    "schedule/test_limits.py": 1,
+    "schedule/test_preemption.py": 1,
     "schedule/test_scheduler.py": 1,
+    "schedule/test_scoring.py": 1,
     "search/test_beam_scheduling.py": 1,
     "search/test_beam_search.py": 2,
     "step/test_batch_invariance.py": 1,
@@ -50,26 +72,30 @@ LEFT_OUT = {
         "test_axes_of_any_type",
         "test_params_on_an_explicit_mesh_are_not_copied",
     ],
-    # The test of a seed's known ids stays, in test_serving_cases.py.
+    # The known ids of one seed in test_seed_cases.py stay.
     "engine/test_determinism.py": ["test_two_processes_agree_bit_for_bit"],
-    # Tests of a small pool, of a seed among other requests, and of scores during serving stay.
-    "engine/test_engine.py": [
-        "test_a_seeded_request_is_the_same_after_preemption_and_in_chunks",
-        "test_scoring_leaves_nothing_in_the_prefix_cache",
-        "test_a_pool_in_another_dtype_than_the_params",
-    ],
-    # Tests of preemption (a pool for one request, the newest request) and of forks stay.
-    "engine/test_prefix_cache.py": [
+    # A small pool in the params' dtype stays.
+    "engine/test_pool.py": ["test_a_pool_in_another_dtype_than_the_params"],
+    # Preemption in a pool for one request, and of the newest request, stay.
+    "engine/test_preemption.py": [
         "test_two_requests_that_force_a_preemption_equal_a_large_pool",
-        "test_a_small_pool_does_not_change_n_samples",
     ],
-    "engine/test_serving_cases.py": ["test_draws_depend_on_seed_sample_and_position_alone"],
-    # Tests of this model's greedy ids and of tiny models' log probabilities stay.
+    # Scoring beside running requests stays.
+    "engine/test_scoring.py": ["test_scoring_leaves_nothing_in_the_prefix_cache"],
+    # One seed in all places of an engine stays.
+    "engine/test_seed_cases.py": ["test_draws_depend_on_seed_sample_and_position_alone"],
+    # A seeded request beside others stays.
+    "engine/test_seeds.py": [
+        "test_a_seeded_request_is_the_same_after_preemption_and_in_chunks",
+    ],
+    # Samples that share blocks in a large pool stay.
+    "engine/test_shared_blocks.py": ["test_a_small_pool_does_not_change_n_samples"],
+    # Greedy ids of this model and log probabilities of tiny models stay.
     "engine/test_smollm2_scores.py": ["test_logprobs_equal_hugging_face"],
-    # All check one run of 500 requests; the soak test of test_prefix_cache.py stays.
+    # All check one run of 500 requests; the soak in test_preemption.py stays.
     "engine/test_traffic.py": [
         "test_every_request_of_random_traffic_finishes",
-        "test_random_traffic_reaches_what_it_is_meant_to_reach",
+        "test_random_traffic_covers_every_event_and_program",
         "test_jax_compiles_nothing_under_random_traffic",
         "test_seeded_requests_of_random_traffic_repeat_alone",
     ],
@@ -84,8 +110,7 @@ LEFT_OUT = {
         "test_launches_per_layer",
     ],
     "layers/test_kv_cache.py": ["test_no_program_copies_or_converts_the_pool"],
-    # The same tests over pools in the params' dtype stay, in test_engine.py and
-    # test_serving_cases.py.
+    # The same of pools in the params' type stay, in test_pool.py and test_batches.py.
     "layers/test_kv_dtypes.py": [
         "test_tokens_are_the_same_alone_and_in_a_batch",
         "test_a_small_pool_and_small_chunks_change_no_token",
@@ -93,25 +118,27 @@ LEFT_OUT = {
         "test_a_prefix_hit_changes_no_token",
         "test_a_fork_continues_as_its_parent_does",
     ],
-    # Tests of draws in every row bucket and another test of their distribution stay.
-    "sample/test_sampler.py": [
-        "test_uniforms_and_tokens_are_the_same_bits_on_four_devices",
-        "test_draws_pass_the_chi_square_test",
-    ],
-    # Tests without preemption and of more log probabilities than tokens stay; test_sampler.py and
-    # test_token_logprobs.py test processed log probabilities, test_parity_tiny.py tests scores.
-    "sample/test_sampling_options.py": [
+    # The other test of the distribution stays.
+    "sample/test_distribution.py": ["test_draws_pass_the_chi_square_test"],
+    # max_logprobs beyond the vocabulary stays, and processed log probabilities in test_sampler.py
+    # and test_token_logprobs.py, and scores in test_parity_tiny.py.
+    "sample/test_engine_logprobs.py": [
         "test_a_vocabulary_smaller_than_max_logprobs",
-        "test_penalties_survive_preemption_and_slots_change_hands",
         "test_prompt_logprobs_survive_preemption_and_samples",
         "test_processed_logprobs_are_those_of_the_draw",
         "test_sampled_and_scored_logprobs_agree",
     ],
-    # The test of one row alone and among others stays.
+    # Draws in every row bucket stay.
+    "sample/test_sampler.py": ["test_uniforms_and_tokens_are_the_same_bits_on_four_devices"],
+    # Penalties without preemption stay.
+    "sample/test_sampling_options.py": [
+        "test_penalties_survive_preemption_and_slots_change_hands",
+    ],
+    # One row alone and among others stays.
     "step/test_batch_invariance.py": [
         "test_shapes_with_other_results_are_left_out",
         "test_neighbours_with_every_option_change_no_bit",
     ],
     "test_command_line.py": ["test_json_and_stats"],
-    "text/test_stop_strings.py": ["test_preemption_and_the_prefix_cache_change_no_text"],
+    "text/test_stopped_requests.py": ["test_preemption_and_the_prefix_cache_change_no_text"],
 }

@@ -1,4 +1,4 @@
-"""Who calls an engine, and how JAX is set around the call: threads, x64, guards, traces, forks."""
+"""Callers of an engine: threads, JAX settings, traces, forked processes, pickle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagedjax import LLM, SamplingParams
 from pagedjax.checks.turns import Turns
 from tests.support.tiny_llama import GREEDY, finished, make_engine, tiny
 
-SHARES_PROGRAMS = False  # whatever is traced under a setting must be traced there
+SHARES_PROGRAMS = False  # a program must be traced under the JAX setting of its test
 
 PROMPTS = [[1, 2, 3], [9] * 40, [5, 6], [7, 8, 9, 10], list(range(1, 20)), [3]]
 
@@ -33,7 +33,7 @@ def ids(outputs: Any) -> list[list[int]]:
 
 
 def run_threads(*functions: Callable[[], None]) -> None:
-    """Run all at once; raise what any of them raises."""
+    """Run the functions in threads at once; re-raise the first error of any of them."""
     errors: list[BaseException] = []
 
     def guarded(function: Callable[[], None]) -> None:
@@ -98,7 +98,7 @@ def test_threads_may_mix_all_calls() -> None:
     engine.scheduler.check()
 
 
-def test_turns_are_taken_in_the_order_of_asking() -> None:
+def test_turns_are_granted_in_order_of_arrival() -> None:
     turns, order, waiting = Turns(), [], threading.Semaphore(0)
 
     def take(name: int) -> None:
@@ -130,7 +130,7 @@ SAMPLED = [
 
 
 def everything(**options: Any) -> list[Any]:
-    """Ids and log probabilities of all ways to use an engine."""
+    """Token ids and log probabilities from every way to use an engine."""
     llm = make_llm(**options)
     outputs = llm.generate(PROMPTS[:4], SAMPLED, use_tqdm=False)
     streamed = [each.outputs[0].delta_token_ids for each in llm.stream(PROMPTS[0], SAMPLED[1])]
@@ -166,7 +166,7 @@ def configured(name: str, value: Any) -> Iterator[None]:
         ("jax_disable_jit", True),
     ],
 )
-def test_settings_of_jax_change_nothing(name: str, value: Any, kv_cache_dtype: str) -> None:
+def test_jax_settings_change_no_result(name: str, value: Any, kv_cache_dtype: str) -> None:
     wanted = everything(kv_cache_dtype=kv_cache_dtype)
     with configured(name, value):
         assert everything(kv_cache_dtype=kv_cache_dtype) == wanted
@@ -184,7 +184,7 @@ def test_x64_switched_on_later_and_warmup() -> None:
 
 
 @pytest.mark.parametrize("how", ["jit", "grad", "vmap", "scan"])
-def test_a_call_inside_a_trace_says_what_to_do(how: str) -> None:
+def test_a_call_inside_a_trace_raises_with_a_remedy(how: str) -> None:
     llm = make_llm()
 
     def call(x: jax.Array) -> jax.Array:
@@ -202,7 +202,7 @@ def test_a_call_inside_a_trace_says_what_to_do(how: str) -> None:
     assert len(llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)) == 1
 
 
-def test_a_forked_process_is_told_to_make_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_must_make_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, parent = make_engine(), os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(RuntimeError, match=f"process {parent} .* make the engine in the child"):

@@ -1,7 +1,7 @@
-"""B66: what two processes compute is the same, bit for bit, on a CPU.
+"""B66: on a CPU, two processes compute bit-identical results.
 
-On a GPU XLA chooses among its products by timing them, so two processes agree only within rounding,
-unless that is switched off (`--xla_gpu_deterministic_ops`); there nothing bitwise is claimed.
+On a GPU, XLA autotunes matrix products by timing them, so two processes agree only within rounding
+unless `--xla_gpu_deterministic_ops` is set; bitwise equality is not claimed there.
 """
 
 import subprocess

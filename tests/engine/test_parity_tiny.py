@@ -1,4 +1,4 @@
-"""Tiny random models against Hugging Face in float32: logits at all positions, greedy ids."""
+"""Tiny random models compared with Hugging Face in float32: all logits, and greedy ids."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TOKENS = [int(token) for token in golden_tokens()]
 
 
 SLOW = pytest.mark.slow
-# Where keys are written and read is all that attention has to do with: what a variant changes
-# elsewhere, the quick tests see without kernels.
+# The kernels only see where keys are written and read. The quick tests run them for these two
+# variants, and test what differs elsewhere in a variant with XLA attention.
 KERNELS = ("head_dim", "all")
 EACH = pytest.mark.parametrize(
     ("name", "attention"),
@@ -68,7 +68,7 @@ def test_logits_equal_the_naive_float64_forward(name: str, attention: str) -> No
 
 
 @pytest.mark.parametrize("place", ["nested only", "top level only", "nested without theta"])
-def test_rope_theta_is_found_wherever_it_stands(place: str) -> None:
+def test_rope_theta_is_found_in_every_config_layout(place: str) -> None:
     from pagedjax import ModelConfig
 
     config = {k: v for k, v in hf_config("theta").items() if not k.startswith("rope")}
@@ -90,7 +90,7 @@ INTERPRETED = ("pallas_interpret", 1, 10, 8)
         *((name, *each) for name in ("base", "all") for each in XLA),
         ("all", *INTERPRETED),
         pytest.param("base", *INTERPRETED, marks=SLOW),
-        # The smaller pool has it all, and preemption besides.
+        # The quick case above has a smaller pool, which also forces preemption.
         *(pytest.param(name, "pallas_interpret", 1, 64, 8, marks=SLOW) for name in ("base", "all")),
     ],
 )

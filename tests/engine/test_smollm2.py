@@ -1,7 +1,7 @@
-"""A real checkpoint against Hugging Face: SmolLM2-135M in float32, greedy ids.
+"""Greedy ids of SmolLM2-135M in float32, compared with Hugging Face.
 
-Where Hugging Face's own gap between its two best logits is under 1e-3, either token is right and
-the comparison of that request stops there.
+Where Hugging Face's two best logits differ by less than 1e-3, either token is accepted and the
+comparison of that request stops there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_ids(golden: dict[str, Any], ids: list[int]) -> None:
     assert len(ids) == len(golden["output"])
 
 
-def test_the_golden_file_is_as_large_as_promised() -> None:
+def test_the_golden_file_has_its_documented_size() -> None:
     compared = [r for r in REQUESTS if min(r["top2_gap"]) >= CLEAR_GAP and len(r["output"]) == 40]
     assert len(compared) >= 10
 
@@ -51,7 +51,7 @@ def test_the_golden_file_is_as_large_as_promised() -> None:
     ],
 )
 def test_greedy_ids_equal_hugging_face(llm: LLM, batch: int, steps_in_flight: int) -> None:
-    """In batches of mixed lengths; a batch's requests run together."""
+    """In batches of prompts of different lengths."""
     engine = llm.engine
     engine.config = EngineConfig(**{**vars(engine.config), "steps_in_flight": steps_in_flight})
     for first in range(0, len(REQUESTS), batch):

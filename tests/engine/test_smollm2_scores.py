@@ -1,5 +1,5 @@
-"""Logprobs of a real checkpoint in float32: of given texts against Hugging Face, in chunks of any
-size, cold and warm; and of sampled tokens against the same tokens scored."""
+"""Logprobs of SmolLM2-135M in float32: of given texts, compared with Hugging Face, in chunks of any
+size, with a cold and a warm cache; and of sampled tokens, compared with the same tokens scored."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def model(smollm2_gguf: Path) -> tuple[ModelConfig, Params]:
 
 @pytest.fixture(scope="module")
 def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
-    """Engines by their token budget, each made once: compiling takes most of these tests' time.
+    """Engines by token budget, each made once because compiling dominates the tests' time.
 
-    With two rows the second of two lists fits into the last step of the first, so that it
-    brings no shape of its own.
+    With two rows, the second of two lists fits into the last step of the first and adds no batch
+    shape.
     """
 
     @cache
@@ -49,7 +49,7 @@ def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
     ("budget", "length"),
     [
         (T + 1, 5 * T + 4),
-        # As many steps as tokens, and as many as blocks.
+        # One step per token, and one step per block.
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2 * T + 4), (T, 5 * T + 4))),
         *(
             pytest.param(each, 1500, marks=pytest.mark.slow)
@@ -60,12 +60,12 @@ def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
 def test_logprobs_equal_hugging_face(
     engine_of: Callable[[int], Engine], budget: int, length: int
 ) -> None:
-    """B32: scored lists and prompts; the second time their keys are in the prefix cache."""
+    """B32: scored lists and prompts; the second time, their keys are in the prefix cache."""
     engine, tokens, wanted = engine_of(budget), TOKENS[:length], GOLDEN["logprobs"][: length - 1]
     engine.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     for name in ("cold", "warm"):
-        first, second = engine.compute_logprobs([tokens, tokens[:-3]])  # the second shares
+        first, second = engine.compute_logprobs([tokens, tokens[:-3]])  # the second shares a prefix
         assert first.dtype == np.float32
         np.testing.assert_allclose(first, wanted, rtol=0, atol=5e-4)
         np.testing.assert_allclose(second, wanted[:-3], rtol=0, atol=5e-4)
@@ -78,7 +78,7 @@ def test_logprobs_equal_hugging_face(
 
 @pytest.mark.slow
 def test_sampled_logprobs_equal_scored_ones(engine_of: Callable[[int], Engine]) -> None:
-    """What the decoding steps reported, one token at a time, against the chunks of a prefill."""
+    """Logprobs of decode steps, compared with those of prefill chunks."""
     engine, prompts = engine_of(T), {"a": TOKENS[:9], "b": TOKENS[100:137]}
     for seed, (name, prompt) in enumerate(prompts.items()):
         params = SamplingParams(
@@ -100,7 +100,7 @@ def test_sampled_logprobs_equal_scored_ones(engine_of: Callable[[int], Engine]) 
 def test_logprobs_after_a_prefix_hit_equal_the_cold_run(
     engine_of: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,024 of 1,040 tokens come from the cache; the next token's logprobs stay as they were."""
+    """1,024 of 1,040 tokens come from the cache; the next token's logprobs do not change."""
     engine = engine_of(256)
     engine.reset_prefix_cache()
     seen: list[jax.Array] = []

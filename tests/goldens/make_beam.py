@@ -2,9 +2,9 @@
 
     PEER/bin/python tests/goldens/make_beam.py
 
-PEER is an environment with torch and transformers. Writes tiny_beam.json next to this file: what
-`generate` returns for each case of CASES, best first, after checking every score against
-tests/numpy_llama.py. A case whose beams change with rounding is left out.
+PEER is an environment with torch and transformers. Writes tiny_beam.json next to this file: the
+beams that `generate` returns for each case of CASES, best first, after checking every score against
+tests/support/numpy_llama.py. Cases whose beams change with rounding are left out.
 """
 
 import json
@@ -18,7 +18,7 @@ import transformers
 
 HERE = Path(__file__).resolve().parent
 
-# Variant, prompt length, beam width, max tokens, length penalty, whether a token ends a beam.
+# Variant, prompt length, beam width, max tokens, length penalty, whether there is an EOS.
 CASES = (
     ("base", 1, 2, 1, 1.0, False),
     ("base", 5, 3, 1, 2.0, True),
@@ -47,9 +47,9 @@ CASES = (
     ("all", 17, 4, 12, 2.0, True),
     ("all", 17, 3, 12, 1.0, False),
 )
-# Tokens at these places of the beams may become EOS: early, but not before beams have parted.
+# EOS is chosen among the tokens at these positions: early, but after the beams have diverged.
 EOS_PLACES = slice(1, 3)
-# Relative noise on all parameters, about eight float32 roundings, that may change no beam.
+# Relative noise on all parameters, about eight float32 roundings, that must not change a beam.
 NOISE = 1e-6
 # float32 sums of twelve log probabilities, divided by a power of the length.
 TOLERANCE = 1e-4
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def perturbed(model: transformers.LlamaForCausalLM) -> transformers.LlamaForCausalLM:
-    """Return `model` itself, each parameter times one plus normal noise of size NOISE."""
+    """Multiply each parameter in place by one plus normal noise of size NOISE; return `model`."""
     generator = torch.Generator().manual_seed(31)
     for parameter in model.parameters():
         parameter.mul_(1.0 + NOISE * torch.randn(parameter.shape, generator=generator))
@@ -87,7 +87,7 @@ def golden(
     penalty: float,
     ends: bool,
 ) -> dict:
-    """Return one case with its sequences and scores; ids 0 to 2 are left out of the prompt."""
+    """Return one case with its sequences and scores; its prompt has no special ids (0 to 2)."""
     row = {
         "variant": name,
         "prompt": np.random.RandomState(200 + seed).randint(3, 128, size=length).tolist(),
@@ -104,9 +104,10 @@ def golden(
 
 
 def chosen_eos(model: transformers.LlamaForCausalLM, row: dict) -> int:
-    """Return the token of an endless run that, made EOS, ends the most returned beams, early first.
+    """Return the token that, as EOS, ends the most returned beams early; ties: the most at all.
 
-    Only tokens at EOS_PLACES are tried, or the first ones where the beams are no longer than that.
+    Candidates are the tokens at EOS_PLACES of a run without EOS, or the first tokens of beams that
+    are too short for that.
     """
     endless, _ = beams(model, row)
     tokens = [token for ids in endless for token in (ids[EOS_PLACES] or ids)]
@@ -145,12 +146,12 @@ def beams(model: transformers.LlamaForCausalLM, row: dict) -> tuple[list[list[in
 
 
 def cut(ids: list[int], eos: int | None) -> list[int]:
-    """Return `ids` up to the first `eos`, which stays; what follows it is padding."""
+    """Return `ids` up to and including the first `eos`, without the padding after it."""
     return ids[: ids.index(eos) + 1] if eos in ids else ids
 
 
 def check_scores(row: dict, sequences: list[list[int]], scores: list[float]) -> None:
-    """Raise unless a score is the summed log probability over the new tokens' number ** penalty."""
+    """Raise unless each score is the summed log probability / (number of new tokens) ** penalty."""
     for ids, score in zip(sequences, scores, strict=True):
         whole = row["prompt"] + ids
         logits = torch.from_numpy(make_tiny.numpy_forward(row["variant"], whole[:-1]))
@@ -162,7 +163,7 @@ def check_scores(row: dict, sequences: list[list[int]], scores: list[float]) -> 
 
 
 def sequences_hold(shaken: transformers.LlamaForCausalLM, row: dict) -> bool:
-    """Return whether the perturbed model finds the same beams in the same order, and say so."""
+    """Return, and print, whether the perturbed model finds the same beams in the same order."""
     holds = beams(shaken, row)[0] == row["sequences"]
     ended = sum(ids[-1] == row["eos_token_id"] for ids in row["sequences"])
     settings = [row[key] for key in ("beam_width", "max_tokens", "length_penalty", "eos_token_id")]

@@ -3,8 +3,8 @@
     PEER/bin/python tests/goldens/make_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf
 
 PEER is an environment with torch, transformers and gguf. The weights come through transformers'
-own GGUF loader. The token ids come from a tokenizer made here of the file's vocabulary and merges,
-because the one that transformers makes of a GGUF leaves out the model's split at digits. Writes
+own GGUF loader. The token ids come from a tokenizer built here from the file's vocabulary and
+merges, because transformers' GGUF tokenizer lacks the model's split at digits. Writes
 smollm2_greedy.json, smollm2_logprobs.npz and smollm2_tokenizer.json next to this file.
 """
 
@@ -19,97 +19,15 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from smollm2_texts import CHAT_PROMPTS, LONG_TEXT, RAW_PROMPTS, TOKENIZER_CHATS, TOKENIZER_TEXTS
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
-LONG_TEXT = (HERE / "long_text.txt").read_text(encoding="utf-8")
 SCORED_TOKENS = 1500
 NEW_TOKENS = 40
-# gguf's token_type of tokens that text never merges into, such as <|im_start|>.
+# gguf's token_type of control tokens such as <|im_start|>, which no text merges into.
 CONTROL = 3
-
-RAW_PROMPTS = [
-    "The",
-    "Once upon a time, in a village by the sea, there lived",
-    "Water boils at 100 degrees Celsius, which in Fahrenheit is",
-    "La tour Eiffel se trouve à Paris, au bord de la Seine. Elle a été construite",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    ",
-    "Monday, Tuesday, Wednesday, Thursday,",
-    LONG_TEXT[:2000],
-]
-CHAT_PROMPTS = [
-    [{"role": "user", "content": "What is the capital of France?"}],
-    [{"role": "user", "content": "Write a haiku about autumn rain."}],
-    [{"role": "user", "content": "List three uses of a paper clip."}],
-    [
-        {"role": "system", "content": "You answer in one short sentence."},
-        {"role": "user", "content": "Why is the sky blue?"},
-    ],
-    [
-        {"role": "user", "content": "My name is Ada."},
-        {"role": "assistant", "content": "Nice to meet you, Ada!"},
-        {"role": "user", "content": "What is my name, and how many letters does it have?"},
-    ],
-    [{"role": "user", "content": "Summarize this story:\n\n" + LONG_TEXT[:1400]}],
-]
-TOKENIZER_CHATS = [
-    CHAT_PROMPTS[0],
-    CHAT_PROMPTS[4],
-    [
-        {"role": "system", "content": "  Spaces around,\nand two lines.  "},
-        {"role": "user", "content": "<|im_end|> in the text, ünïcödé 🌶 and 1,234  5"},
-    ],
-]
-TOKENIZER_TEXTS = [
-    "",
-    " ",
-    "  ",
-    "   ",
-    "\n",
-    "\n\n",
-    "\n\n\n 7",
-    "\t",
-    " \t\n ",
-    "\r\nline\r\n",
-    "Hello world",
-    " Hello world",
-    "  Hello  world  ",
-    "trailing space ",
-    "many          spaces",
-    "0",
-    "12345",
-    "2024-11-30 03:14:15.926",
-    "1,234,567.89",
-    "1  2   3\n\n4",
-    "x  5",
-    "a1b22c333",
-    "x² + ½ = ٣٤ or Ⅷ",
-    "I'm, you're, he'll, we've, it's, they'd, don't",
-    "I'M YOU'RE 'tis ’twas it’s",
-    "Hello, world! (really?) [yes] {no} <b>",
-    "...!!!???---___***",
-    "snake_case camelCase SCREAMING_CASE kebab-case",
-    "https://example.org/a/b?c=1&d=%20#e",
-    "café cafe\u0301 naïve Zürich Straße",
-    "🌶 🙂👍🏽 👩‍👩‍👧‍👦 🇫🇷",
-    "今天天气很好。我们去公园吧！",
-    "こんにちは、世界。カタカナ",
-    "안녕하세요 세계",
-    "مرحبا بالعالم ١٢٣",
-    "Привет, мир! Ελληνικά עברית हिन्दी ไทย",
-    "zero\u200bwidth no\u00a0break ideo\u3000graphic \ufeffbom",
-    "for (int i = 0; i < 10; ++i) {\n\tsum += a[i] * 2;\n}\n",
-    "def f(x):\n    return x ** 2  # square\n\n\n        y = 10",
-    '{"key": [1, 2.5, null], "s": "a\\nb"}',
-    "<|im_start|>user\nHi<|im_end|>\n",
-    "text<|endoftext|>more <|im_end|> and <|im_start|>",
-    "<|im_start|",
-    "< |im_end| > <|IM_END|>",
-    "<repo_name>x<file_sep>y<empty_output>",
-    # Some bytes are no token of this vocabulary; BPE without an unknown token drops them.
-    "control \x04 and plane four \U00040000 end",
-]
 
 
 def main() -> None:
@@ -128,7 +46,7 @@ def main() -> None:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Make the tokenizer that SmolLM2's authors define, of the metadata of the GGUF at `path`."""
+    """Build the tokenizer that SmolLM2's authors define from the metadata of the GGUF at `path`."""
     reader = gguf.GGUFReader(path)
     tokens, merges, types, template = (
         reader.fields[key].contents()
@@ -166,7 +84,7 @@ def write_tokenizer(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     note = f"transformers' own has the pre-tokenizer {own.backend_tokenizer.pre_tokenizer}"
     texts = [encoded(text, tokenizer, own) for text in TOKENIZER_TEXTS]
-    # With the digits put back, transformers' own must agree on everything: a check on both.
+    # With the digit split added, transformers' own must agree on every text: a check on both.
     own.backend_tokenizer.pre_tokenizer = digits_then_bytes()
     for text in [*TOKENIZER_TEXTS, LONG_TEXT]:
         if encode(own, text) != encode(tokenizer, text):
@@ -184,7 +102,7 @@ def write_tokenizer(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def encoded(text: str, tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokenizerFast) -> dict:
-    """Return one text with its ids, what they decode to, and `own`'s ids if they differ."""
+    """Return one text with its ids, their decoded text, and `own`'s ids if they differ."""
     ids = encode(tokenizer, text)
     row = {"text": text, "ids": ids, "decoded": tokenizer.decode(ids)}
     plain = tokenizer.decode(ids, skip_special_tokens=True)
@@ -198,7 +116,7 @@ def encoded(text: str, tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokeni
 def rendered(
     chat: list[dict], tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokenizerFast
 ) -> dict:
-    """Return one conversation as text and as ids, on which both tokenizers must agree."""
+    """Return one chat as text and as ids; both tokenizers must agree on them."""
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True)
     if own.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) != text:
@@ -209,7 +127,7 @@ def rendered(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of `text`, nothing added; special tokens written in it count as such."""
+    """Return the ids of `text` without added tokens; special tokens in the text are recognised."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -265,7 +183,7 @@ def write_logprobs(
 
 
 def versions() -> dict[str, str]:
-    """Return what made the file."""
+    """Return the script and the library versions that made the file."""
     return {
         "script": "tests/goldens/make_smollm2.py",
         "transformers": transformers.__version__,

@@ -3,7 +3,8 @@
     PEER/bin/python tests/goldens/make_tiny.py
 
 PEER is an environment with torch and transformers. Writes tiny_logits.npz (logits [160, 128] per
-variant) and tiny_greedy.json next to this file, after checking both against tests/numpy_llama.py.
+variant) and tiny_greedy.json next to this file, after checking both against
+tests/support/numpy_llama.py.
 """
 
 import json
@@ -17,15 +18,15 @@ import torch
 import transformers
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
-import numpy_llama  # noqa: E402 - these two lie outside any package
+import numpy_llama  # noqa: E402 - these two are imported from tests/support
 import tiny_models  # noqa: E402
 
 GREEDY_VARIANTS = ("base", "all")
 PROMPT_LENGTHS = (5, 17, 40)
 NEW_TOKENS = 24
-# float32 rounding through three layers stays far below this share of the largest logit.
+# Tolerance relative to the largest logit, far above float32 rounding through three layers.
 TOLERANCE = 1e-5
 
 
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def load(name: str) -> transformers.LlamaForCausalLM:
-    """Load variant `name` from a folder, as any checkpoint; no weight may be amiss."""
+    """Load variant `name` from a checkpoint folder; no weight may be missing or unused."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_models.write_hf_folder(name, folder)
         model, report = transformers.LlamaForCausalLM.from_pretrained(
@@ -73,7 +74,7 @@ def checked_continuation(
 ) -> dict:
     """Return NEW_TOKENS greedy ids after `prompt`, with the gap of the two best logits per step.
 
-    Every step recomputes the whole sequence: no cache is involved that could be wrong.
+    Every step recomputes the whole sequence, so no KV cache can be wrong.
     """
     ids, gaps = list(prompt), []
     for _ in range(NEW_TOKENS):
@@ -87,12 +88,12 @@ def checked_continuation(
 
 
 def numpy_forward(name: str, tokens: list[int]) -> np.ndarray:
-    """Return the oracle's logits [S, V] of `tokens` for variant `name`."""
+    """Return the reference logits [S, V] of `tokens` for variant `name`."""
     return numpy_llama.forward(tiny_models.hf_config(name), tiny_models.hf_tensors(name), tokens)
 
 
 def prompts() -> list[list[int]]:
-    """Return the prompts of the greedy goldens; ids 0 to 2 are left out as special."""
+    """Return the prompts of the greedy goldens, without the special ids 0 to 2."""
     rng = np.random.RandomState(21)
     return [rng.randint(3, 128, size=length).tolist() for length in PROMPT_LENGTHS]
 

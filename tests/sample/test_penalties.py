@@ -1,4 +1,4 @@
-"""Penalties, biases and masks against numpy; rows that want none keep their bits."""
+"""Penalties, biases and masks compared with numpy; rows without them stay bit-identical."""
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,15 @@ from pagedjax.sample.penalties import (
     adjust,
     token_counts,
 )
-from tests.sample.test_sampler import sampling, tied_logits
 from tests.support.numpy_filters import penalized
+from tests.support.sampling_rows import sampling, tied_logits
 
 adjust = jax.jit(adjust, static_argnames="processor")
 GARBAGE = np.array([-1, -(2**31), 2**31 - 1, 50_000, 0, 1])
 
 
 def histories(rng, tokens, room):
-    """One slot per list of tokens, in a room that is filled up with garbage."""
+    """One slot of length `room` per list of tokens, padded with garbage."""
     history = rng.choice(GARBAGE, (len(tokens), room)).astype(np.int32)
     for row, known in zip(history, tokens, strict=True):
         row[: len(known)] = known
@@ -33,7 +33,7 @@ def run(
     logits, prompts, outputs, *, edits=None, processor=None, order=None, room=40, repetition=1.0,
     presence=0.0, frequency=0.0,
 ):  # fmt: skip
-    """`adjust` for one row of logits per prompt; row r has the slot order[r]."""
+    """Run `adjust` on one row of logits per prompt; row r has slot order[r]."""
     logits = np.asarray(logits, np.float32)
     rows, vocab = logits.shape
     order = np.arange(rows) if order is None else order
@@ -70,7 +70,7 @@ def run(
 
 
 def random_rows(rng, rows, vocab, longest=20):
-    """Logits with ties and -inf, and prompts and outputs over few tokens, so that they repeat."""
+    """Logits with ties and -inf, and prompts and outputs of few distinct tokens."""
     lists = [
         [rng.integers(0, min(vocab, 9), rng.integers(least, longest)).tolist() for _ in range(rows)]
         for least in (1, 0)
@@ -82,7 +82,7 @@ def random_rows(rng, rows, vocab, longest=20):
 def test_penalties_are_those_of_numpy(kind):
     rng = np.random.default_rng(1)
     logits, prompts, outputs = random_rows(rng, 1000, 30)
-    logits[::7] = 1.5  # equal all over
+    logits[::7] = 1.5  # all equal
     params = {
         "repetition": rng.choice([1, 0.5, 1.3, 2], 1000),
         "presence": rng.choice([0, -1, 0.7], 1000),
@@ -97,7 +97,7 @@ def test_penalties_are_those_of_numpy(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_edits_are_added_and_forbid():
+def test_edits_are_added_to_the_logits():
     rng = np.random.default_rng(2)
     logits, prompts, outputs = random_rows(rng, 1000, 30)
     edits = rng.choice([0, 2.5, -100, -np.inf], (1000, 30)).astype(np.float32)
@@ -108,8 +108,8 @@ def test_edits_are_added_and_forbid():
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_rows_that_want_nothing_keep_their_bits():
-    """Beside rows that want everything, with garbage in their slots."""
+def test_rows_without_options_stay_bit_identical():
+    """Checked beside rows with every option; all slots are padded with garbage."""
     rng = np.random.default_rng(3)
     logits, prompts, outputs = random_rows(rng, 60, 30)
     logits[logits == 0] = -0.0
@@ -130,7 +130,7 @@ def test_rows_that_want_nothing_keep_their_bits():
 
 
 def test_repetition_counts_an_id_once():
-    """B47: seen 0, 0, 0, 1; positive logits are divided, negative ones multiplied."""
+    """B47: after tokens 0, 0, 0, 1; positive logits are divided, negative ones multiplied."""
     found = run([[2, -2, 0.5]], [[0, 0]], [[0, 1]], repetition=2)
     assert found.tolist() == [[1, -4, 0.5]]
 
@@ -145,13 +145,13 @@ def test_only_repetition_counts_the_prompt(params, at_7):
 
 
 def test_frequency_counts_and_presence_does_not():
-    """B48: output [4, 4] takes 2f + p."""
+    """B48: output [4, 4] subtracts 2 x frequency + presence."""
     found = run([[0, 0, 0, 0, 5]], [[1]], [[4, 4]], frequency=0.5, presence=0.25)
     assert found.tolist() == [[0, 0, 0, 0, 5 - 2 * 0.5 - 0.25]]
 
 
 def test_rows_of_different_lengths_are_penalised_as_alone():
-    """B48: no padding is counted, and no token of another row."""
+    """B48: neither padding nor tokens of other rows are counted."""
     logits = np.random.default_rng(4).normal(0, 1, (2, 10)).astype(np.float32)
     prompts, outputs = [[1], [5, 6, 7]], [[2, 3], [5, 5, 0, 1, 2, 3]]
     params = {"repetition": 1.5, "frequency": 0.5, "presence": 0.25}
@@ -162,7 +162,7 @@ def test_rows_of_different_lengths_are_penalised_as_alone():
 
 
 def test_the_order_is_penalty_bias_processor_mask():
-    """2 / 2 + 1 = 2, doubled to 4; what the processor gives a forbidden token does not count."""
+    """2 / 2 + 1 = 2, doubled to 4; the processor cannot re-enable a forbidden token."""
     edits = np.array([[1, 0, -np.inf]], np.float32)
     found = run([[2, 1, 9]], [[0]], [[]], repetition=2, edits=edits, processor=lambda x: x * 2)
     assert found.tolist() == [[4, 2, -np.inf]]
@@ -174,7 +174,7 @@ def test_a_processor_may_return_another_dtype():
 
 
 @pytest.mark.parametrize("logits", [[1, 2, 3], [-np.inf, 2, -np.inf]])
-def test_a_row_in_which_all_is_forbidden_ignores_it(logits):
+def test_a_row_that_forbids_every_token_is_left_unchanged(logits):
     edits = np.array([[-np.inf, -np.inf, 0 if logits[1] == 2 and logits[0] < 0 else -np.inf]])
     found = run([logits, [1, 2, 3]], [[0]] * 2, [[]] * 2,
                 edits=np.vstack([edits, [[0, -np.inf, 0]]]))  # fmt: skip
@@ -194,8 +194,8 @@ def test_counts_over_several_chunks(room):
         np.testing.assert_array_equal(found[row], wanted)
 
 
-def test_padding_rows_read_something_and_harm_no_other():
-    """Their slot is M, out of range."""
+def test_padding_rows_do_not_affect_other_rows():
+    """The slot of a padding row is M, which is out of range."""
     found = run([[2, -2, 0.5]], [[0, 0]], [[0, 1]], repetition=2)
     arrays = sampling(2).replace(slots=jnp.asarray([0, 1], jnp.int32))
     neutral = jnp.asarray([0, 0], jnp.float32)
@@ -208,8 +208,8 @@ def test_padding_rows_read_something_and_harm_no_other():
     np.testing.assert_array_equal(both, [found[0], [1, 2, 3]])
 
 
-def test_what_is_forbidden_comes_before_what_is_not_allowed():
-    """Bad words may forbid all that is allowed; the rest of the vocabulary stays out."""
+def test_forbidden_tokens_rank_before_tokens_that_are_not_allowed():
+    """If bad words forbid every allowed token, one of these is still chosen."""
     edits = np.zeros((3, 6), np.float32)
     edits[0] = [FORBIDDEN, FORBIDDEN, *[NOT_ALLOWED] * 4]
     edits[1] = [FORBIDDEN, 0, *[NOT_ALLOWED] * 4]

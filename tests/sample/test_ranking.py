@@ -1,4 +1,4 @@
-"""The best tokens, and the smallest prefix of them, against sorting."""
+"""The best tokens and their smallest prefix that reaches a mass, compared with sorting."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ largest = jax.jit(largest, static_argnums=1)
 
 
 def halves(values):
-    """What the values 1, 2, 3, ... count: 1/2, 1/4, 1/8, ...; exactly, as all of their sums."""
+    """Weights 1/2, 1/4, 1/8, ... of the values 1, 2, 3, ...; their float32 sums are exact."""
     return jnp.where(values < jnp.inf, jnp.exp2(-values), 0)
 
 
@@ -36,7 +36,7 @@ def smallest_prefix(values, target):
 @pytest.mark.parametrize("vocab", [7, 128, 1000, 3000])
 @pytest.mark.parametrize("levels", [1, 3, 11])
 def test_the_smallest_prefix_is_that_of_sorting(vocab, levels):
-    """With sums that float32 makes no error in, and ties of any number."""
+    """With sums that are exact in float32, and with ties of any number."""
     rng = np.random.default_rng(vocab)
     values = rng.integers(1, levels + 1, (250, vocab)).astype(np.float32)
     values[rng.random(values.shape) < 0.1] = np.inf
@@ -49,7 +49,7 @@ def test_the_smallest_prefix_is_that_of_sorting(vocab, levels):
 
 
 def test_values_of_any_size_are_told_apart():
-    """From the smallest to the largest floats, and neighbours among them."""
+    """From the smallest to the largest normal floats, including adjacent ones."""
     rng = np.random.default_rng(1)
     exponents = rng.uniform(-126, 128, (50, 2000))
     values = np.minimum(2.0**exponents, np.finfo(np.float32).max).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Log probabilities, ranks and the best tokens against numpy."""
+"""Log probabilities, ranks and best tokens, compared with numpy."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from pagedjax.sample.logprobs import token_logprobs
 from pagedjax.sample.sampler import processed_logits
-from tests.sample.test_sampler import repeated, sampling, tied_logits
+from tests.support.sampling_rows import repeated, sampling, tied_logits
 
 token_logprobs = jax.jit(token_logprobs, static_argnums=2)
 
@@ -19,7 +19,7 @@ def log_softmax(logits):
 
 @pytest.mark.parametrize(("vocab", "count"), [(5, 5), (30, 0), (300, 3), (1000, 20)])
 def test_logprobs_are_those_of_numpy(vocab, count):
-    """1,000 rows with ties and -inf, some of them equal all over."""
+    """1,000 rows with ties and -inf; in some rows all logits are equal."""
     rng = np.random.default_rng(vocab)
     logits = tied_logits(rng, 1000, vocab)
     logits[::9] = -2.5
@@ -58,7 +58,7 @@ def test_processed_logprobs_of_a_greedy_row_are_certain():
 
 
 def test_the_largest_vocabulary():
-    """Rank and sums over many blocks; a normalizer of float32 sums."""
+    """Ranks and float32 sums over many blocks."""
     logits = np.random.default_rng(1).normal(0, 1, (2, 128_256)).astype(np.float32)
     tokens = np.array([logits[0].argmin(), 77], np.int32)
     found = token_logprobs(jnp.asarray(logits), jnp.asarray(tokens), 5)

@@ -1,4 +1,4 @@
-"""BlockPool: a block is free or held, never both, and never by two."""
+"""BlockPool without sharing: each block is either free or in one block table."""
 
 import random
 
@@ -33,11 +33,11 @@ def test_the_lowest_blocks_go_first():
     assert BlockPool(5, 4).allocate(3) == [0, 1, 2]
 
 
-def test_nothing_can_be_taken():
+def test_an_empty_pool_allocates_zero_blocks():
     assert BlockPool(0, 4).allocate(0) == []
 
 
-def test_too_many_are_a_memory_error_that_names_both_numbers():
+def test_an_allocation_beyond_the_pool_is_a_memory_error_with_both_numbers():
     pool = BlockPool(5, 4)
     pool.allocate(3)
     with pytest.raises(MemoryError, match="3 blocks wanted; 2 of 5 free, 0 cached"):
@@ -79,7 +79,7 @@ def test_a_released_block_can_be_taken_again():
 
 @pytest.mark.parametrize("tables", [[], [[0, 1]], [[0, 1, 2], [2]], [[0, 1, 3]]])
 def test_check_finds_tables_that_do_not_match(tables):
-    """A leak, a block too few, a shared one, and another one."""
+    """A leaked block, a missing one, a shared one, and a wrong one."""
     pool = BlockPool(5, 4)
     pool.allocate(3)
     with pytest.raises(AssertionError):
@@ -92,10 +92,10 @@ def test_check_accepts_tables_that_match():
 
 
 def operate(pool, rng, free, tables):
-    """One random operation on the pool and on its model: a set of free ids, and tables of ids."""
+    """Apply one random operation to the pool and to its model: a set of free ids, and tables."""
     if tables and rng.random() < 0.5:
         table = tables.pop(rng.randrange(len(tables)))
-        kept = rng.randrange(len(table) + 1)  # a part may go back before the rest
+        kept = rng.randrange(len(table) + 1)  # the table may be released in parts
         pool.release(table[kept:])
         free |= set(table[kept:])
         if kept:

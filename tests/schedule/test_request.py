@@ -1,4 +1,4 @@
-"""SamplingParams: what is accepted, what is refused and how; a Request's own arithmetic."""
+"""SamplingParams: accepted and refused values; Request: properties and order."""
 
 import dataclasses
 import re
@@ -10,7 +10,7 @@ from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.request import Request, Status
 
 NAN, INF = float("nan"), float("inf")
-HUGE = 10**400  # an int that no float holds
+HUGE = 10**400  # an int too large for a float
 
 DEFAULTS = {
     "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
@@ -130,8 +130,8 @@ def test_a_value_within_range_is_kept(name, value):
         ("logit_bias", {np.int64(3): np.float32(1.5)}, {3: 1.5}),
     ],
 )
-def test_numbers_of_numpy_become_plain(name, value, plain):
-    """As a sampler of seeds, or a loop over an array, gives them."""
+def test_numpy_numbers_become_python_numbers(name, value, plain):
+    """Users get such numbers from numpy's random generators and from loops over arrays."""
     kept = getattr(SamplingParams(**{name: value}), name)
     assert (kept, repr(kept)) == (plain, repr(plain))
 
@@ -168,11 +168,11 @@ def test_priority_orders_before_arrival():
     assert request().order == (-2, 3, 0)
 
 
-def test_tokens_in_flight_count():
+def test_num_tokens_includes_tokens_in_flight():
     assert request(num_pending=1).num_tokens == 6
 
 
-def test_what_is_not_computed_includes_tokens_in_flight():
+def test_uncomputed_tokens_include_tokens_in_flight():
     assert request(num_pending=1, num_computed=4).num_uncomputed == 2
 
 
@@ -186,5 +186,5 @@ def test_a_request_is_finished_by_its_status(status):
     assert request(status=status).is_finished == (status is Status.FINISHED)
 
 
-def test_requests_with_equal_fields_are_two():
+def test_requests_with_equal_fields_are_not_equal():
     assert len({request(), request()}) == 2

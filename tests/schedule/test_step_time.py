@@ -1,4 +1,4 @@
-"""What counts as hidden behind the device, by a clock that the test sets."""
+"""StepTime: which host time overlaps with the device, measured by a clock that the test sets."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ class Clock:
 
 
 def run(time, clock, plan):
-    """Steps given as lists of (event, seconds of work or waiting before it ends)."""
+    """Run steps, given as lists of (event, seconds of work or waiting before the event ends)."""
     for step in plan:
-        clock.now += 1000.0  # the user's own time between steps
+        clock.now += 1000.0  # time between steps belongs to the user
         with time.step():
             for event, seconds in step:
                 if event == "wait":
@@ -35,7 +35,7 @@ def test_without_a_step_in_flight_all_work_before_a_dispatch_is_exposed():
     time = StepTime(clock)
     run(time, clock, [step, step])
     assert (time.host_s, time.wait_s) == (10.0, 20.0)
-    assert time.exposed_s == 3.0 + 2.0 + 3.0  # the last 2 may be followed by nothing
+    assert time.exposed_s == 3.0 + 2.0 + 3.0  # the last 2 s count only if another dispatch follows
 
 
 def test_work_behind_a_busy_device_is_hidden():
@@ -55,7 +55,7 @@ def test_a_device_that_ended_early_exposes_the_work_since_the_last_wait():
     assert time.exposed_s == 1.0 + 3.0 + 2.0 + 3.0
 
 
-def test_waiting_outside_of_a_step_counts_for_nothing():
+def test_waiting_outside_a_step_is_not_counted():
     clock = Clock()
     time = StepTime(clock)
     with time.waiting():
@@ -65,7 +65,7 @@ def test_waiting_outside_of_a_step_counts_for_nothing():
     with time.waiting():
         clock.now += 7.0
     run(time, clock, [[("dispatch idle", 3.0)]])
-    assert time.exposed_s == 1.0 + 2.0 + 3.0, "the work before it was forgotten"
+    assert time.exposed_s == 1.0 + 2.0 + 3.0, "the work before the wait was not counted"
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
@@ -79,7 +79,7 @@ def test_the_engines_times_add_up(in_flight):
     assert 0 < stats.exposed_s <= stats.host_s and 0 <= stats.overlap < 1
     assert stats.device_s == pytest.approx(stats.elapsed_s - stats.exposed_s)
     if not in_flight:
-        assert stats.overlap < 0.5  # only what follows the last step is not counted as exposed
+        assert stats.overlap < 0.5  # only the work after the last step is not exposed
 
 
 def test_padding_is_counted():
@@ -87,7 +87,7 @@ def test_padding_is_counted():
     engine.add_request("a", [5] * 20, replace(GREEDY, max_tokens=3))
     engine.run()
     stats = engine.stats()
-    # One step of 20 prompt tokens in a bucket of 64 beside 8 decode rows; two steps of one row,
-    # which are padded to two rows.
+    # One step of 20 prompt tokens, padded to a bucket of 64 with 8 decode rows, and two steps of
+    # one decode row, padded to two.
     assert (stats.computed_tokens, stats.padded_tokens) == (20 + 2, (64 + 8) + 2 * 2)
     assert stats.padding_waste == pytest.approx(1 - 22 / 76)

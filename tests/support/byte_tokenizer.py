@@ -1,5 +1,4 @@
-"""Tokenizers that show what a detokenizer does: one id per byte, and words as SentencePiece joins
-them."""
+"""Tokenizers for tests of detokenizing: one id per byte, per word, or per given piece."""
 
 from collections.abc import Sequence
 
@@ -7,7 +6,7 @@ BOS, EOS = 256, 257
 
 
 class ByteTokenizer:
-    """Ids below 256 are bytes, those above are special. Counts the ids that it decodes."""
+    """Ids below 256 are bytes, ids above are special. `num_decoded` counts decoded ids."""
 
     bos_token_id = BOS
 
@@ -26,10 +25,22 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Ids are words that carry their leading space, which the first word of a decode loses."""
+    """Ids are words with a leading space; `decode` drops the space of the first word."""
 
     def __init__(self, words: str) -> None:
         self.words = words.split()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(" " + self.words[i] for i in ids).removeprefix(" ")
+
+
+class PieceTokenizer:
+    """Id i is the i-th piece of text or bytes; ids from `special` on are special."""
+
+    def __init__(self, pieces: Sequence[str | bytes], special: int | None = None) -> None:
+        self.pieces = [each.encode() if isinstance(each, str) else each for each in pieces]
+        self.special = len(pieces) if special is None else special
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if i < self.special or not skip_special_tokens]
+        return b"".join(self.pieces[i] for i in kept).decode(errors="replace")

@@ -1,8 +1,8 @@
-"""A device in pure Python that computes what a plan says and nothing else.
+"""A device in pure Python that executes a plan exactly as it is written.
 
-It keeps the tokens themselves where an engine keeps keys and values, and chooses each next token
-from all tokens of the context as it finds them through the block table. A wrong position, block,
-slot or length anywhere therefore changes the output, or is noticed at once.
+It stores tokens where an engine stores keys and values, and chooses each next token from all
+tokens of the context, read through the block table. A wrong position, block, slot or length
+therefore changes the output or fails an assertion.
 """
 
 from collections import deque
@@ -15,12 +15,12 @@ VOCAB = 1000
 
 
 def next_token(context: list[int]) -> int:
-    """The one right token after `context`."""
+    """The token that follows `context`, a hash of it."""
     return hash(tuple(context)) % VOCAB
 
 
 def continuation(prompt: list[int], length: int, stops: frozenset[int] = frozenset()) -> list[int]:
-    """The one right output: at most `length` tokens, or up to the first of `stops`."""
+    """The expected output after `prompt`: `length` tokens, or up to the first of `stops`."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + length:
         tokens.append(next_token(tokens))
@@ -30,7 +30,7 @@ def continuation(prompt: list[int], length: int, stops: frozenset[int] = frozens
 
 
 class FakeDevice:
-    """N blocks of T tokens and M slots."""
+    """A pool of N blocks of T tokens, and M slots."""
 
     def __init__(self, num_blocks: int, block_size: int, num_slots: int) -> None:
         self._block_size = block_size
@@ -39,7 +39,7 @@ class FakeDevice:
         self._lengths = [0] * num_slots
 
     def run(self, plan: Plan) -> list[int]:
-        """Compute a plan; the tokens of its sampling rows."""
+        """Execute a plan; return one token per sample of its rows."""
         for source, target in plan.copies:
             self._pool[target] = list(self._pool[source])
         for row in plan.decode:
@@ -50,7 +50,7 @@ class FakeDevice:
         return [self._sample(row, each) for row in plan.rows for each in row.samples]
 
     def _write(self, row: Row, tokens: list[int | None]) -> None:
-        assert len(tokens) == row.num_tokens, "a chunk asks for tokens that the host does not know"
+        assert len(tokens) == row.num_tokens, "a chunk has tokens that the host does not know yet"
         for position, token in enumerate(tokens, row.start):
             block = row.request.block_ids[position // self._block_size]
             self._pool[block][position % self._block_size] = token
@@ -70,7 +70,7 @@ class FakeDevice:
 
 
 class Driver:
-    """Steps a scheduler like the engine does, with `in_flight` plans uncommitted (0 or 1)."""
+    """Steps a scheduler as the engine does, with `in_flight` (0 or 1) uncommitted plans."""
 
     def __init__(self, scheduler: Scheduler, num_slots: int, in_flight: int) -> None:
         self.scheduler = scheduler
@@ -82,14 +82,14 @@ class Driver:
         self._device = FakeDevice(blocks.num_blocks, blocks.block_size, num_slots)
 
     def step(self) -> list[Request]:
-        """One step; the requests that made progress."""
+        """Run one step; return the requests that made progress."""
         plan = self.dispatch()
         if len(self._waiting_to_commit) > (self._in_flight if plan.rows else 0):
             return self.commit()
         return []
 
     def dispatch(self) -> Plan:
-        """Schedule a plan, check it against the limits and compute it."""
+        """Schedule a plan, check its limits, and execute it on the fake device."""
         plan = self.scheduler.schedule()
         assert sum(row.num_tokens for row in plan.rows) <= self.scheduler.max_num_batched_tokens
         assert len(self.scheduler.running) <= self._num_slots
@@ -102,7 +102,7 @@ class Driver:
         return plan
 
     def drain(self) -> None:
-        """Commit whatever is in flight."""
+        """Commit all plans in flight."""
         while self._waiting_to_commit:
             self.commit()
 
@@ -113,13 +113,13 @@ class Driver:
         return progressed
 
     def restart(self) -> None:
-        """What the engine does after a failed step: nothing is in flight, nothing runs."""
+        """Reset as the engine does after a failed step: no plan in flight, no running request."""
         self._waiting_to_commit.clear()
         self.scheduler.restart()
         self.scheduler.check()
 
     def run(self, max_steps: int = 10_000) -> int:
-        """Step until all is done and committed; the number of steps, at most `max_steps`."""
+        """Step until every request is finished and committed; return the number of steps."""
         steps = 0
         while self.scheduler.has_unfinished() or self._waiting_to_commit:
             assert steps < max_steps, "the scheduler makes no progress"

@@ -1,7 +1,7 @@
-"""A script that answers as those of `bench/peers` do, with the standard library alone."""
+"""A fake of the `bench/peers` scripts that needs only the standard library."""
 
-# Its n-th answer took n seconds, and outputs are zeros; tokens come at the arrival, and a second
-# later each. The prompt [13] ends it.
+# Its n-th answer reports n seconds and outputs of zeros. With arrivals, token i of a request comes
+# 0.5 + i seconds after its arrival. The prompt [13] makes it exit.
 FAKE_PEER = """\
 import json
 import sys

@@ -1,6 +1,6 @@
-"""The tiny models of `tests/tiny_models.py` as GGUF files, in the row order of llama.cpp.
+"""The tiny models of `tiny_models.py` as GGUF files, in the row order of llama.cpp.
 
-The order is written out here row by row, apart from the converter that undoes it.
+The row order is written out here independently of the converter that undoes it.
 """
 
 import math
@@ -38,8 +38,8 @@ def write_gguf(
 ) -> None:
     """Write variant `name` as GGUF, by default in F32 and without a tokenizer.
 
-    `quantise` gives the type of a tensor by its GGUF name; `edit` adds metadata before the tensors
-    are written; `tensors` are more tensors, under GGUF names.
+    `quantise` maps a GGUF tensor name to a type; `edit` adds metadata before the tensors are
+    written; `tensors` are additional tensors by GGUF name.
     """
     config = hf_config(name)
     writer = gguf.GGUFWriter(path, "llama")
@@ -86,7 +86,7 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def rope_factors(config: dict) -> np.ndarray:
-    """What llama3 scaling divides each frequency by, float32 [head_dim / 2], one by one."""
+    """The factor by which llama3 scaling divides each frequency, float32 [head_dim / 2]."""
     rope, size = config["rope_parameters"], _head_dim(config)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     context, factors = rope["original_max_position_embeddings"], []

@@ -1,4 +1,4 @@
-"""Hugging Face folders with chosen tensors, and comparisons of what was made of them."""
+"""Hugging Face folders with given tensors, and comparisons of the params loaded from them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from pagedjax.weights.params import flatten_tree
 
 
 def write(folder: Path, tensors: dict[str, np.ndarray], **config) -> Path:
-    """Write a Hugging Face folder of just these tensors and config entries; return it."""
+    """Write a Hugging Face folder of only these tensors and config entries; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -28,5 +28,5 @@ def same_params(one, two) -> bool:
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in `folder`, hidden files too."""
+    """Names of all files in `folder`, including hidden ones."""
     return sorted(path.name for path in folder.iterdir())

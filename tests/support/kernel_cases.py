@@ -1,4 +1,4 @@
-"""What the Triton kernels are tried on: interpreted, and compiled for absent GPUs."""
+"""Test cases of the Triton kernels, for interpreting them and for compiling them without a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.paged_pools import problem, queries, starts
 from tests.support.pairwise import every, pairwise
 
 KV_HEADS = 2
-POOLS = ["float32", "bfloat16", "int8", "fp8"]  # one-byte pools are read by bfloat16 queries
+POOLS = ["float32", "bfloat16", "int8", "fp8"]  # one-byte pools have bfloat16 queries
 ONE_BYTE = ("int8", "fp8")
-# Largest difference over the largest value: of float32 without TF32, and of bfloat16.
+# Largest difference relative to the largest value; float32 is without TF32.
 TOLERANCE = {"float32": 5e-6, "bfloat16": 4e-3}
 FACTORS: dict[str, list[Any]] = {
     "width": [64, 80, 96, 128, 256],
@@ -32,7 +32,7 @@ FIXED = 64  # tokens of a fixed split
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One configuration of a kernel; `splits` is of decode alone."""
+    """One configuration of a kernel; only decode uses `splits`."""
 
     width: int
     pool: str
@@ -49,23 +49,23 @@ class KernelCase:
 
     @property
     def dtype(self) -> str:
-        """Of the queries."""
+        """Data type of the queries."""
         return "bfloat16" if self.pool in ONE_BYTE else self.pool
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords of an op, those that the reference does not know left out."""
+        """Keyword arguments that the op shares with the reference."""
         scale = self.width**-0.5
         return {"scale": scale, "window": self.window, "soft_cap": self.soft_cap}
 
     @property
     def lengths(self) -> list[int]:
-        """Context lengths at the edges of a page, and one past all blocks of a kernel."""
+        """Context lengths at the edges of a page, and one longer than any kernel block."""
         return [0, 1, self.size - 1, self.size, self.size + 1, 270]
 
     @property
     def counts(self) -> list[int]:
-        """Queries of each row: none, one, some, all of its context."""
+        """Number of queries of each row: none, one, some, or its whole context."""
         return [0, 1, self.size - 1, 1, min(5, self.size + 1), 37]
 
     def tiles(self, device: Device = H200) -> DecodeTiles:
@@ -78,14 +78,14 @@ class KernelCase:
         return chosen
 
     def decode_options(self) -> dict[str, Any]:
-        """Keywords of `triton_decode.paged_decode` alone."""
+        """Keyword arguments that only `triton_decode.paged_decode` takes."""
         fixed = FIXED if self.splits == "fixed" else None
         return {"tiles": self.tiles(), "fixed_split_tokens": fixed}
 
     def arguments(self, *, ragged: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        """Poisoned arguments of decode or, if `ragged`, prefill; and the scales, if there are."""
+        """Poisoned arguments of decode or, if `ragged`, prefill; and the scales, if any."""
         made = problem(self.lengths, KV_HEADS, self.size, self.width, seed=self.width)
-        if self.window is not None:  # what a window hides is poison too
+        if self.window is not None:  # keys outside the window are poison too
             counts = self.counts if ragged else [1] * len(self.lengths)
             pairs = zip(self.lengths, counts, strict=True)
             made = made.forget([max(0, n - max(c, 1) + 1 - self.window) for n, c in pairs])
@@ -99,7 +99,7 @@ class KernelCase:
 
 
 def decode_cases(*, full: bool) -> list[KernelCase]:
-    """Every pair of values, or every combination with the kinds of splits in turn."""
+    """Every pair of values or, if `full`, every combination, cycling through the splits."""
     if not full:
         return [KernelCase(**each) for each in pairwise(FACTORS | {"splits": SPLITS})]
     pairs = zip(every(FACTORS), cycle(SPLITS), strict=False)
@@ -107,13 +107,13 @@ def decode_cases(*, full: bool) -> list[KernelCase]:
 
 
 def prefill_cases(*, full: bool) -> list[KernelCase]:
-    """Every pair of values, or every combination."""
+    """Every pair of values or, if `full`, every combination."""
     chosen = every(FACTORS) if full else pairwise(FACTORS)
     return [KernelCase(**each) for each in chosen]
 
 
 def compiled_cases(*, full: bool) -> list[KernelCase]:
-    """What is compiled for GPUs: T only moves shifts, so it and the splits are not multiplied."""
+    """Cases to compile for GPUs; sizes (T only changes shifts) and splits are cycled through."""
     factors = {name: values for name, values in FACTORS.items() if name != "size"}
     chosen = every(factors) if full else pairwise(factors)
     sizes, splits = cycle(FACTORS["size"]), cycle(["even", "fixed", "one"])

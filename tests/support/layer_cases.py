@@ -1,4 +1,4 @@
-"""What the kernels between products are tried on: interpreted, and on a GPU."""
+"""Test cases of the kernels between matrix products, interpreted and on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.pairwise import pairwise
 
 KV_HEADS, BLOCKS = 2, 9
 ONE_BYTE = {"int8": "int8", "fp8": "uint8"}
-# Of the stored numbers; steps of one-byte formats are compared as integers.
+# Rounding of stored numbers; one-byte formats are compared as integers.
 ULP = {"float32": 2e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 CASES = pairwise(
     {
@@ -33,7 +33,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def empty_pools(pool: str, size: int, width: int) -> list[np.ndarray]:
-    """Pools in which every element is poison; what is not written must stay so, bit for bit."""
+    """Pools filled with poison; elements that are not written must stay bit-identical."""
     shape = (LAYERS, BLOCKS, KV_HEADS, size, width)
     if pool not in ONE_BYTE:
         return [np.full(shape, np.nan, jnp.dtype(pool)) for _ in range(2)]
@@ -44,7 +44,7 @@ def empty_pools(pool: str, size: int, width: int) -> list[np.ndarray]:
 def arguments(
     width: int, pool: str, dtype: str, size: int, group: int, parts: int, seed: int = 0
 ) -> tuple[Any, ...]:
-    """Seven tokens on shuffled pages; the third and the last two are padding."""
+    """Arguments for seven tokens on shuffled pages; the third and the last two are padding."""
     rng = np.random.default_rng(seed)
     blocks = rng.permutation(BLOCKS)[:7].astype(np.int32)
     blocks[[2, 5, 6]] = [BLOCKS, BLOCKS + 3, GARBAGE[-1]]
@@ -56,7 +56,7 @@ def arguments(
 
 
 def check_rope_write(run: Callable[..., Any], case: dict[str, Any]) -> None:
-    """`run` is the kernel, taking and returning numpy; nothing else than it says may change."""
+    """Check the kernel `run` on numpy arrays; it must leave all other pool elements unchanged."""
     given, dtype = arguments(**case), jnp.dtype(case["dtype"])
     q, pools = run(*given, dtype=dtype)
     wanted_q, wanted_pools = reference.rope_write(*given, dtype=dtype)
@@ -77,7 +77,7 @@ def check_rope_write(run: Callable[..., Any], case: dict[str, Any]) -> None:
 
 
 def check_add_norm(run: Callable[..., Any], width: int, dtype: str, parts: int) -> None:
-    """`run` is the kernel, taking and returning numpy."""
+    """Check the kernel `run`, which takes and returns numpy arrays."""
     x, added = 100 * normal(1, 5, width), normal(2, parts, 5, width)
     x[3], added[:, 3] = 0, 0
     weight = normal(3, width).astype(jnp.dtype(dtype))
@@ -90,11 +90,11 @@ def check_add_norm(run: Callable[..., Any], width: int, dtype: str, parts: int) 
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, rounding: float) -> None:
-    """Within so much of the largest value."""
+    """Assert that values agree within `rounding` times the largest value."""
     got, wanted = got.astype(np.float32), wanted.astype(np.float32)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=rounding * np.abs(wanted).max())
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """By which a NaN is equal to itself."""
+    """The bits of an array, in which a NaN equals itself."""
     return array.view(f"uint{8 * array.itemsize}")

@@ -1,6 +1,6 @@
-"""The sampler's filters by sorting, in numpy float64, written from the public contract alone.
+"""The sampler's filters by sorting in numpy float64, written from the public contract alone.
 
-Order: temperature, min_p, top_k, top_p. Among equal logits the lower id is the better token.
+Order: temperature, min_p, top_k, top_p. Among equal logits, the lower id ranks first.
 """
 
 import numpy as np
@@ -22,14 +22,14 @@ def probabilities(
         weights[ranking[top_k:]] = 0
     weights /= weights.sum()
     mass = np.cumsum(weights[ranking])
-    # The token that reaches top_p is the last to stay.
+    # The token whose cumulative mass reaches top_p is the last one kept.
     if top_p < 1:
         weights[ranking[1:][mass[:-1] >= top_p]] = 0
     return weights / weights.sum()
 
 
 def reaching(weights: np.ndarray, count: int) -> float:
-    """Return a top_p that exactly the `count` largest of `weights` [V] reach, far from a tie.
+    """Return a top_p that exactly the `count` largest of `weights` [V] reach, away from ties.
 
     It lies half-way between the mass of `count - 1` tokens and that of `count`, so that float32
     and float64 agree on it.

@@ -1,7 +1,7 @@
-"""LLaMA's forward pass in numpy float64: the oracle of the tests, naive on purpose.
+"""LLaMA's forward pass in numpy float64: a deliberately naive reference.
 
-Written from the equations of the architecture, on the Hugging Face config dict and tensors alone;
-it shares no code with the engine, so that the two cannot be wrong in the same way.
+Written from the equations of the architecture, for the Hugging Face config dict and tensors. It
+shares no code with the engine, so that the two do not share errors.
 
 Letters: S positions, E model width, F ffn width, H query heads, K kv heads, D head dim, V vocab.
 """
@@ -27,7 +27,7 @@ def forward(
 
 
 def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Causal grouped-query attention over x [S, E], one query head after the other."""
+    """Causal grouped-query attention over x [S, E], one query head at a time."""
     positions, heads = len(x), config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     omega = inverse_frequencies(config)  # [D / 2]
@@ -38,7 +38,7 @@ def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndar
     for head in range(heads):
         group = head // (heads // kv_heads)  # neighbouring query heads share a kv head
         scores = q[:, head] @ k[:, group].T / np.sqrt(head_dim(config))
-        scores[np.triu_indices(positions, 1)] = -np.inf  # nobody sees the future
+        scores[np.triu_indices(positions, 1)] = -np.inf  # causal mask
         mixed[:, head] = _softmax(scores) @ v[:, group]
     return _linear(w, "self_attn.o_proj", mixed.reshape(positions, -1))
 
@@ -52,8 +52,8 @@ def _mlp(w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 def _rotate(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
     """Turn each pair of x [S, heads, D] by position times frequency.
 
-    Hugging Face pairs element i with element i + D/2. A pair is a complex number here, which a
-    rotation by the angle a multiplies with exp(ia).
+    Hugging Face pairs element i with element i + D/2. Here a pair is a complex number, which
+    exp(ia) rotates by the angle a.
     """
     half = x.shape[-1] // 2
     pairs = x[..., :half] + 1j * x[..., half:]
@@ -72,8 +72,8 @@ def inverse_frequencies(config: dict) -> np.ndarray:
         return omega
     if kind != "llama3":
         raise ValueError(f"rope type {kind!r} is not known; known are 'default' and 'llama3'.")
-    # A pair that turns often within the original context keeps its frequency, one that hardly
-    # turns is slowed down by the factor, and those between are mixed linearly in their turns.
+    # Pairs with many turns within the original context keep their frequency, pairs with few turns
+    # are divided by the factor, and the others are interpolated linearly in their turns.
     turns = omega * rope["original_max_position_embeddings"] / (2.0 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -81,7 +81,7 @@ def inverse_frequencies(config: dict) -> np.ndarray:
 
 
 def head_dim(config: dict) -> int:
-    """Return D: stated in the config, or else the width shared out among the query heads."""
+    """Return D from the config, or else E / H."""
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
@@ -99,5 +99,5 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _below(weights: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Return the tensors whose names start with `prefix`, without it."""
+    """Return the tensors whose names start with `prefix`, with the prefix removed."""
     return {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)}

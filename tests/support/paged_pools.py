@@ -1,4 +1,4 @@
-"""Random paged attention problems in which whatever must not be read is poisoned."""
+"""Random paged attention problems in which everything that must not be read is poisoned."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ import numpy as np
 from pallas_kernels.formats import quantise
 
 LAYERS, LAYER = 3, 1  # neither the first nor the last is used
-GARBAGE = np.array([-1, -(2**31), 10**6, 2**31 - 1])  # what a table may hold past its context
-POISON = {"int8": -128, "fp8": 0x7F}  # 0x7F is a NaN of fp8; int8 has none, and no -128 either
+GARBAGE = np.array([-1, -(2**31), 10**6, 2**31 - 1])  # possible table entries past the context
+POISON = {"int8": -128, "fp8": 0x7F}  # 0x7F is NaN in fp8; int8 has no NaN and never stores -128
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Problem:
     context_lens: np.ndarray  # [B]
 
     def cast(self, dtype: str) -> list[np.ndarray]:
-        """The pools rounded to `dtype`, then layer, tables and lengths: arguments of an op."""
+        """Arguments of an op: the pools rounded to `dtype`, layer, tables and context lengths."""
         pools = [np.asarray(pool).astype(jnp.dtype(dtype)) for pool in (self.k_pool, self.v_pool)]
         return [*pools, np.int32(LAYER), self.tables, self.context_lens]
 
@@ -39,7 +39,7 @@ class Problem:
         return [*pools, np.int32(LAYER), self.tables, self.context_lens], scales
 
     def forget(self, oldest: list[int]) -> "Problem":
-        """The same without the keys before the `oldest` of each row: poison, tables included."""
+        """The same problem with keys and table entries before each row's `oldest` poisoned."""
         k_pool, v_pool, tables = self.k_pool.copy(), self.v_pool.copy(), self.tables.copy()
         size = k_pool.shape[3]
         for row, first in enumerate(oldest):
@@ -53,7 +53,7 @@ class Problem:
 def problem(
     context_lens: list[int], kv_heads: int, size: int, width: int, seed: int, spare: int = 2
 ) -> Problem:
-    """Rows of these lengths over shuffled pages of `size` tokens; `spare` pages are nobody's."""
+    """Rows of these lengths over shuffled pages of `size` tokens, with `spare` unused pages."""
     rng = np.random.default_rng(seed)
     pages = [-(-length // size) for length in context_lens]
     blocks = sum(pages) + spare
@@ -76,5 +76,5 @@ def queries(tokens: int, heads: int, width: int, dtype: str, seed: int = 0) -> n
 
 
 def starts(counts: list[int]) -> np.ndarray:
-    """Where each row's queries start, for rows with so many queries."""
+    """Start of each row's queries, given their numbers per row."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

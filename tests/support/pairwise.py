@@ -1,11 +1,11 @@
-"""Few cases in which every two values of different factors meet at least once."""
+"""Pairwise testing: few cases that contain every pair of values of different factors."""
 
 from itertools import combinations, product
 from typing import Any
 
 
 def pairwise(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """A covering array of strength two: greedy, deterministic, not always the smallest."""
+    """A covering array of strength two, built greedily; deterministic, not always minimal."""
     names = list(factors)
     missing = {
         ((one, i), (two, j))
@@ -28,7 +28,7 @@ def pairwise(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def every(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """The full product."""
+    """Every combination of values."""
     return [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
 
 

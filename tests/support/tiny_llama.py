@@ -12,7 +12,7 @@ from pagedjax.models import family
 from pagedjax.weights.params import Params, build_tree
 from tests.support.tiny_models import hf_config, hf_tensors
 
-DEFAULT_ATTENTION = "auto"  # of engines; a test file that tries several replaces it
+DEFAULT_ATTENTION = "auto"  # of engines; tests of other implementations replace it
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 

@@ -1,7 +1,8 @@
-"""Tiny random LLaMA checkpoints in Hugging Face form, one variant for each way a config can differ.
+"""Tiny random LLaMA checkpoints in Hugging Face form, one variant per config feature.
 
-numpy and safetensors only, so that the engine's tests and the scripts that make the goldens build
-the same weights in different environments. The draws never change: `tests/goldens` depends on them.
+Only numpy and safetensors are needed, so that the tests and the scripts of the goldens build the
+same weights in different environments. `tests/goldens` depends on the random draws: never change
+them.
 """
 
 import json
@@ -42,7 +43,7 @@ _LLAMA3 = {
 }
 
 # Only four frequencies at head_dim 8: 6 positions (kept), 167 (blended), 4443 and more (divided).
-# Its factors differ from the published ones, so a constant in their place shows.
+# Its factors differ from the published ones, so that hard-coded constants fail.
 _LLAMA3_WIDE = _LLAMA3 | {
     "factor": 4.0,
     "high_freq_factor": 2.0,
@@ -66,7 +67,7 @@ VARIANTS: dict[str, dict] = {
         "head_dim": 16,
         "rope_parameters": _LLAMA3,
     },
-    # Hidden 60, because Hugging Face refuses a width that the heads do not divide; 60 / 6 != 8.
+    # Hidden size 60, since Hugging Face wants a multiple of the head count; 60 / 6 != head_dim.
     "all": {
         "hidden_size": 60,
         "num_hidden_layers": 3,
@@ -90,7 +91,7 @@ _SEEDS = {
     "all": 107,
 }
 
-# Queries and keys larger than the rest peak the attention, so that a wrong position shows.
+# Larger queries and keys make the attention peaked, so that a wrong position changes the logits.
 _QK_GAIN = 1.5
 
 GOLDEN_LENGTH = 160
@@ -104,7 +105,7 @@ def hf_config(name: str) -> dict:
 def hf_tensors(name: str) -> dict[str, np.ndarray]:
     """Return the float32 weights of variant `name` under their Hugging Face names.
 
-    Matrices are [out, in]. No bias is zero and no norm is one: zeros and ones hide lost tensors.
+    Matrices are [out, in]. No bias is 0 and no norm is 1, which would hide lost tensors.
     """
     config = hf_config(name)
     rng = np.random.RandomState(_SEEDS[name])
@@ -187,7 +188,7 @@ def _float32(values: np.ndarray) -> np.ndarray:
 
 
 def _write_shards(tensors: dict[str, np.ndarray], folder: Path, shards: int) -> None:
-    """Deal the tensors round robin, so that every layer is spread over several files."""
+    """Distribute the tensors round-robin, so that every layer spans several files."""
     weight_map = {}
     for shard in range(shards):
         file_name = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"

@@ -1,4 +1,4 @@
-"""Snapshots of a request: what they repeat, what is new in them, and a tokenizer that fails."""
+"""Snapshots of a request: their deltas, their cost, and tokenizers that fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.tiny_llama import make_engine, tiny
 
 
 class Brittle(ByteTokenizer):
-    """Raises where it meets `poison`."""
+    """A tokenizer that raises when it decodes `poison`."""
 
     def __init__(self, poison: int) -> None:
         super().__init__()
@@ -65,11 +65,11 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(
         if only_ends:
             assert found[name].outputs[0].delta_token_ids == found[name].outputs[0].token_ids
     assert engine.stats().num_referenced_blocks == 0
-    engine.add_request("bad", [5], greedy())  # its name is free again
+    engine.add_request("bad", [5], greedy())  # its id is free again
 
 
 def test_a_tokenizer_that_fails_on_an_alternative() -> None:
-    """The text is fine, and so are all numbers; the texts of log probabilities are lost."""
+    """The text and all numbers are reported; only the texts of log probabilities are lost."""
     params = greedy(max_tokens=6, logprobs=3, prompt_logprobs=2)
     plain = make_engine(tokenizer=ByteTokenizer())
     plain.add_request("a", [5, 6, 7], params)
@@ -90,8 +90,8 @@ def test_a_tokenizer_that_fails_on_an_alternative() -> None:
     )
 
 
-def test_what_else_reads_text_survives_a_tokenizer_that_fails() -> None:
-    """Abort, rollback and fork; and a fork's failure is not its parent's."""
+def test_abort_rollback_and_fork_survive_a_tokenizer_that_fails() -> None:
+    """Abort, rollback and fork; a fork that fails does not fail its parent."""
     tokenizer = Brittle(-1)
     engine = make_engine(tokenizer=tokenizer)
     for name in ("aborted", "rolled"):
@@ -99,13 +99,13 @@ def test_what_else_reads_text_survives_a_tokenizer_that_fails() -> None:
     engine.add_request("parent", [9] * 20, greedy(max_tokens=12, logprobs=1))
     while len(engine._transcripts["parent"].samples[0].output_ids) < 3:
         engine.step()
-    tokenizer.poison = 6  # in the prompts of the first two
+    tokenizer.poison = 6  # a token of the first two prompts
     aborted = engine.abort_request("aborted")
     assert aborted is not None and aborted.outputs[0].finish_reason == "abort"
     engine.rollback("rolled", 1)
     engine.fork("parent", ["child"])
     child = engine._transcripts["child"]._outputs[0]
-    child._tokenizer, child._text = Brittle(9), None  # 9 is in its prompt
+    child._tokenizer, child._text = Brittle(9), None  # its prompt contains 9
     last = {each.request_id: each.outputs[0] for each in engine.run()}
     assert {name: each.finish_reason for name, each in last.items()} == {
         "rolled": "error", "child": "error", "parent": "length"
@@ -114,8 +114,8 @@ def test_what_else_reads_text_survives_a_tokenizer_that_fails() -> None:
     assert all(each.decoded_token for dicts in last["parent"].logprobs for each in dicts.values())
 
 
-def test_deltas_are_what_the_reader_has_not_seen() -> None:
-    """Also where stop strings make the engine read text that nobody is shown."""
+def test_deltas_contain_all_text_that_was_not_reported() -> None:
+    """Also if stop strings make the engine decode text before it is shown."""
     llm = LLM.from_params(*tiny("base"), ByteTokenizer(), num_blocks=32)
     for stop in (None, "never"):
         (output,) = llm.generate([5, 6, 7], greedy(max_tokens=9, stop=stop), use_tqdm=False)
@@ -125,7 +125,7 @@ def test_deltas_are_what_the_reader_has_not_seen() -> None:
 
 
 def test_work_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every token's log probabilities are turned into a dict once, however many snapshots."""
+    """The dict of each token's log probabilities is built once for all snapshots."""
     from pagedjax.text.logprob_texts import LogprobTexts
 
     made = []
