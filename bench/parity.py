@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.accuracy import parity_report
+from bench.accuracy.parity_report import Logprobs
 from bench.peers import peer_script
 from bench.report import command_line, header
 from bench.serving.own_engine import BLOCK_SIZE, blocks_without_preemption
@@ -28,11 +30,9 @@ from pagedjax.checks.one_line import exit_status
 from pagedjax.weights.params import Params
 
 DTYPES = ("float32", "bfloat16")
-COLUMNS = ("dtype", "pair", "mean", "p50", "p99", "max")
 OURS = "pagedjax, sampled - scored"
 THEIRS = "transformers, cached decode - full forward"
 BETWEEN = "pagedjax scored - transformers full forward"
-Logprobs = np.ndarray  # [prompts, tokens] float64, of the output tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,12 +47,12 @@ def _run(options: argparse.Namespace) -> None:
     for dtype in options.dtypes:
         config, params, _ = load_checkpoint(options.model, dtype)
         outputs, sampled, scored = _ours(config, params, options)
-        pairs.append(entry(dtype, OURS, sampled, scored))
+        pairs.append(parity_report.entry(dtype, OURS, sampled, scored))
         if options.peer is not None:
             prompts = _workload(config, options).prompts
             cached, full, versions = _theirs(options, dtype, prompts, outputs)
-            pairs.append(entry(dtype, THEIRS, cached, full))
-            pairs.append(entry(dtype, BETWEEN, scored, full))
+            pairs.append(parity_report.entry(dtype, THEIRS, cached, full))
+            pairs.append(parity_report.entry(dtype, BETWEEN, scored, full))
     result = {
         "header": header.describe(),
         "model": options.model.name,
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> None:
         "peer": versions,
         "pairs": pairs,
     }
-    print("\n".join(header.lines(result["header"]) + lines(result)))
+    print("\n".join(header.lines(result["header"]) + parity_report.lines(result)))
     command_line.write_json(options.json, result)
 
 
@@ -116,38 +116,6 @@ def _theirs(
     result = peer_script.call("hf_parity.py", options.peer, options.model, dtype, given)
     cached, full = (np.array(result.pop(name), np.float64) for name in ("cached", "full"))
     return cached, full, result
-
-
-def entry(dtype: str, pair: str, one: Logprobs, other: Logprobs) -> dict[str, Any]:
-    """The distribution of the absolute differences, in nats."""
-    moved = np.abs(one - other)
-    return {
-        "dtype": dtype,
-        "pair": pair,
-        "count": moved.size,
-        "mean": float(moved.mean()),
-        "p50": float(np.quantile(moved, 0.5)),
-        "p99": float(np.quantile(moved, 0.99)),
-        "max": float(moved.max()),
-    }
-
-
-def lines(result: dict[str, Any]) -> list[str]:
-    """The table for people."""
-    rows = [COLUMNS] + [
-        (each["dtype"], each["pair"], *(f"{each[name]:.2e}" for name in COLUMNS[2:]))
-        for each in result["pairs"]
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    about = f"{result['model']}: {result['prompts']} prompts x {result['tokens']} sampled tokens"
-    return [f"{about}; |difference of log probabilities|, in nats", *table]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import header
-from bench.report.report import right_aligned
+from bench.report.report import aligned
 from bench.serving.llama_step import MODEL, NUM_BLOCKS, step
 from pagedjax.checks.one_line import exit_status
 from pagedjax.layers.kv_cache import block_bytes
@@ -193,7 +193,7 @@ def table(steps: Sequence[dict[str, Any]]) -> list[str]:
              f"{each['elementwise_per_layer']:.2f}", str(each["copies"]), f"{read:.2f}",
              f"{limit * 1e3:.2f}", f"{each['temporary_bytes'] / 2**20:.1f}")
         )  # fmt: skip
-    return right_aligned(rows)
+    return aligned(rows)
 
 
 if __name__ == "__main__":

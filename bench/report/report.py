@@ -151,10 +151,13 @@ def _median(repeats: Sequence[dict[str, Any]], name: str) -> float:
     return statistics.median(repeat[name] for repeat in repeats)
 
 
-def right_aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells, headings included, as lines with straight right edges."""
+def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Format rows of cells, headings included; the first `left` columns are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from bench import parity
+from bench.accuracy import parity_report
 from bench.peers import peer_script
 from tests.support.tiny_models import write_hf_folder
 
 
 def test_distribution_of_made_up_differences():
     one = np.arange(101, dtype=np.float64).reshape(1, 101) / 100
-    found = parity.entry("float32", "one - nothing", -one, np.zeros((1, 101)))
+    found = parity_report.entry("float32", "one - nothing", -one, np.zeros((1, 101)))
     assert found.pop("count") == 101
     assert (found.pop("dtype"), found.pop("pair")) == ("float32", "one - nothing")
     assert found == pytest.approx({"mean": 0.5, "p50": 0.5, "p99": 0.99, "max": 1.0})
