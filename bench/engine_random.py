@@ -10,16 +10,14 @@ decodes are timed on their own. The host's work includes an output for every tok
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.report import header
+from bench.report import command_line, header
 from bench.serving import random_model
 from pagedjax import Engine, EngineConfig, SamplingParams
 from pagedjax.checks.one_line import exit_status
@@ -37,8 +35,7 @@ def _run(options: argparse.Namespace) -> None:
     batches = [int(each) for each in options.batches.split(",")]
     if min(batches) < 1 or options.prompt < 1 or options.output < 2 * SETTLED + 2:
         raise ValueError(f"batches and prompts are at least 1, outputs {2 * SETTLED + 2}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
+    command_line.check_targets(options.json)
     result: dict[str, Any] = {"header": header.describe(), "batches": []}
     result["parameters"] = {
         name: value for name, value in vars(options).items() if name not in ("json", "debug")
@@ -60,8 +57,8 @@ def _run(options: argparse.Namespace) -> None:
         found |= {"batch": batch, "first_run_s": compiled}
         result["batches"].append(found)
         print(_line(found), flush=True)
-        if options.json is not None:  # after each batch: a run that is stopped leaves the others
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        # After each batch, so that a run that is stopped keeps the batches before.
+        command_line.write_json(options.json, result)
 
 
 def _engine_config(options: argparse.Namespace, most: int) -> EngineConfig:
@@ -121,20 +118,17 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.engine_random", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("engine_random", __doc__)
     add = parser.add_argument
     add("--model", choices=tuple(random_model.CONFIGS), default="llama-3-8b")
-    add("--dtype", default="bfloat16")
-    add("--batches", default="1,32,128", help="requests that run together")
+    command_line.add_dtype(parser, choices=None)
+    add("--batches", default="1,32,128", help="numbers of requests that run together")
     add("--prompt", type=int, default=128, help="tokens of a prompt")
     add("--output", type=int, default=64, help="tokens that each request generates")
     add("--attention", default="auto")
     add("--kv-cache-dtype", default="auto")
-    add("--block-size", type=int, default=16)
-    add("--json", type=Path, help="write everything that was measured")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_block_size(parser)
+    command_line.add_outputs(parser)
     return parser
 
 

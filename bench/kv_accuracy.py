@@ -7,11 +7,9 @@ probabilities of the texts' tokens and the perplexity change.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -29,10 +27,9 @@ MEASURED = ("bfloat16", "int8", "fp8")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kv_accuracy", description=__doc__)
+    parser = command_line.new_parser("kv_accuracy", __doc__)
     command_line.add_model(parser)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -51,10 +48,9 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(header.lines(described)))
     print("{texts} texts, {tokens:,} tokens, {scored:,} of them scored".format(**counts))
     print("\n".join(pool_report.lines(pools)))
-    if options.json:
-        model = options.model.name
-        result = {"header": described, "model": model, "dtype": "float32", **counts, "pools": pools}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    model = options.model.name
+    result = {"header": described, "model": model, "dtype": "float32", **counts, "pools": pools}
+    command_line.write_json(options.json, result)
 
 
 def _logprobs(

@@ -21,16 +21,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.peers import peer_script
 from bench.peers.peer import Peer
 from bench.report import command_line, header
 from bench.serving import cold_start, latency_report, open_loop, turns
 from bench.serving.arrivals import poisson
 from bench.serving.latency_report import IDLE, Condition
-from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine
+from bench.serving.own_engine import Options, OwnEngine
 from bench.serving.served import Served
 from bench.serving.workload import Workload
 from pagedjax.checks.one_line import exit_status
@@ -80,8 +78,6 @@ def _check(options: argparse.Namespace) -> None:
             if getattr(options, name) != _parser().get_default(name):
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} is for requests that arrive, which --cold has not")
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
 
 
 def _cold(options: argparse.Namespace) -> dict[str, Any]:
@@ -181,25 +177,21 @@ def _one_by_one(serve: Serve, workload: Workload, count: int) -> list[Served]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.latency", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("latency", __doc__)
     add = parser.add_argument
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--peer", metavar="PYTHON", help="interpreter with vllm, torch, transformers and gguf")
+    command_line.add_dtype(parser)
+    command_line.add_peer(parser, "vllm, torch, transformers and gguf")
     add("--load", type=float, nargs="+", help=f"shares of our saturation; default: {LOAD}")
-    add("--rates", type=float, nargs="+", help="requests a second")
-    add("--num-requests", type=int, default=64)
+    add("--rates", type=float, nargs="+", help="requests per second")
+    command_line.add_num_requests(parser)
     add("--idle-requests", type=int, default=8, help="requests that are served one at a time")
-    add("--repeats", type=int, default=3)
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int, help="of our engine")
-    add("--block-size", type=int, default=BLOCK_SIZE, help="of our engine")
+    command_line.add_repeats(parser, 3)
+    command_line.add_max_num_seqs(parser)
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_block_size(parser)
     add("--cold", action="store_true", help="measure the first text of fresh processes instead")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw the distributions (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_outputs(parser, plot="the distributions")
     return parser
 
 

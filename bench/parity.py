@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from bench.accuracy import parity_report
 from bench.accuracy.parity_report import Logprobs
 from bench.peers import peer_script
 from bench.report import command_line, header
-from bench.serving.own_engine import BLOCK_SIZE, blocks_without_preemption
-from bench.serving.workload import END_ID, LONGEST, Workload, make_workload
+from bench.serving.own_engine import blocks_without_preemption
+from bench.serving.workload import BLOCK_SIZE, END_ID, LONGEST, Workload, make_workload
 from pagedjax import LLM, ModelConfig, SamplingParams, load_checkpoint
 from pagedjax.checks.one_line import exit_status
 from pagedjax.weights.params import Params
@@ -71,8 +70,6 @@ def _check(options: argparse.Namespace) -> None:
     command_line.check(options, ("num_prompts", "tokens"))
     if unknown := [each for each in options.dtypes if each not in DTYPES]:
         raise ValueError(f"--dtypes {','.join(unknown)} is unknown; supported: {','.join(DTYPES)}")
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
 
 
 def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:
@@ -119,22 +116,15 @@ def _theirs(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.parity", description=(__doc__ or "").splitlines()[0]
-    )
-    add = parser.add_argument
+    parser = command_line.new_parser("parity", __doc__)
+    add, names = parser.add_argument, command_line.listed(str)
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
-    add("--dtypes", type=_names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
-    add("--num-prompts", type=int, default=16)
-    add("--tokens", type=int, default=64, help="sampled for each prompt")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_peer(parser)
+    add("--dtypes", type=names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
+    add("--num-prompts", type=int, default=16, help="default: %(default)s")
+    add("--tokens", type=int, default=64, help="sampled for each prompt; default: %(default)s")
+    command_line.add_outputs(parser)
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ engine's decode step with as many rows that it takes.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax import Engine, EngineConfig, SamplingParams, load_checkpoint
 from pagedjax.checks.one_line import exit_status
 from pagedjax.sample.logprobs import token_logprobs
@@ -43,13 +42,12 @@ STEPS: dict[str, dict[str, Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=__doc__)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--vocab", default="49152,128256")
-    parser.add_argument("--repeats", type=int, default=5, help=f"runs in each of {BLOCKS} blocks")
+    parser = command_line.new_parser("sampling", __doc__)
+    parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--vocab", default="49152,128256", help="sizes; default: %(default)s")
+    command_line.add_repeats(parser, 5, f"runs in each of {BLOCKS} blocks")
     parser.add_argument("--model", type=Path, help="also time decode steps of this model")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -63,9 +61,8 @@ def _run(options: argparse.Namespace) -> None:
     for vocab in map(int, options.vocab.split(",")):
         results += _alone(options.rows, vocab, options.repeats)
     steps = _steps(options.model, options.rows, options.repeats) if options.model else []
-    if options.json:
-        result = {"header": described, "rows": options.rows, "sampling": results, "steps": steps}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"header": described, "rows": options.rows, "sampling": results, "steps": steps}
+    command_line.write_json(options.json, result)
 
 
 def _alone(rows: int, vocab: int, repeats: int) -> list[dict[str, Any]]:

@@ -17,14 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.report import command_line, header, line_chart
 from bench.serving import scaling_report, turns
-from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
+from bench.serving.own_engine import Options, OwnEngine, greedy, stats_between
 from bench.serving.schedule_timer import ScheduleTimer, by_waiting
-from bench.serving.workload import Workload, make_even_workload
+from bench.serving.workload import BLOCK_SIZE, Workload, make_even_workload
 from pagedjax.checks.one_line import exit_status
 
 # The rates of a sweep. While requests wait, no time is one of decoding alone.
@@ -185,23 +184,19 @@ def _entry(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scaling", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("scaling", __doc__)
     add = parser.add_argument
     command_line.add_model(parser)
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--requests", type=int, nargs="+", default=[64, 256, 1024])
-    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096])
+    command_line.add_dtype(parser)
+    add("--requests", type=int, nargs="+", default=[64, 256, 1024], help="of the first sweep")
+    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096], help="of the second sweep")
     add("--prompt-tokens", type=int, default=64, help="of a request in the first sweep")
     add("--output-tokens", type=int, default=16, help="of every request")
     add("--rows", type=int, default=8, help="requests of the second sweep")
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int)
-    add("--repeats", type=int, default=1)
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw it (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_max_num_seqs(parser)
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_repeats(parser, 1)
+    command_line.add_outputs(parser, plot="both sweeps")
     return parser
 
 

@@ -8,15 +8,13 @@ Neither may matter. What is left of the host's work is the call of the compiled 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax.checks.one_line import exit_status
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
@@ -32,10 +30,9 @@ SIZES = ((0, 10_000), (1_000, 10_000), (100_000, 10_000), (100_000, 200_000))  #
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scheduling", description=__doc__)
-    parser.add_argument("--running", type=int, default=256)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    parser = command_line.new_parser("scheduling", __doc__)
+    parser.add_argument("--running", type=int, default=256, help="default: %(default)s requests")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -52,8 +49,7 @@ def _run(options: argparse.Namespace) -> None:
         print("waiting {waiting:>7}  blocks {num_blocks:>7}".format(**row)
               + "  schedule and commit {median_ms:.3f} ms".format(**row)
               + " ({min_ms:.3f} to {max_ms:.3f}), pack {pack_ms:.3f} ms".format(**row))  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"header": described, "rows": rows}, indent=1) + "\n")
+    command_line.write_json(options.json, {"header": described, "rows": rows})
 
 
 def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:

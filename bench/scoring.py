@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.accuracy import scoring_report
@@ -29,9 +28,8 @@ from bench.accuracy.token_lists import COMPLETIONS, GROUPS, TokenLists, branchin
 from bench.peers import peer_script
 from bench.report import command_line, header
 from bench.serving import turns
-from bench.serving.own_engine import BLOCK_SIZE
 from bench.serving.trial import Trial
-from bench.serving.workload import END_ID, LONGEST, make_workload
+from bench.serving.workload import BLOCK_SIZE, END_ID, LONGEST, make_workload
 from pagedjax import LLM, ModelConfig, load_checkpoint
 from pagedjax.checks.one_line import exit_status
 from pagedjax.schedule.blocks import with_watermark
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    _check(options)
+    command_line.check(options, ("repeats", "num_lists", "batch"))
     config, params, _ = load_checkpoint(options.model, DTYPE)
     end = min(END_ID, config.vocab_size)
     ragged = list(make_workload(options.num_lists, end_id=end).prompts)
@@ -74,13 +72,6 @@ def _run(options: argparse.Namespace) -> None:
     }
     print("\n".join(header.lines(result["header"]) + scoring_report.lines(result)))
     command_line.write_json(options.json, result)
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
-    command_line.check(options, ("repeats", "num_lists", "batch"))
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
 
 
 def _engine(
@@ -127,25 +118,19 @@ def _take_turns(contenders: dict[str, Callable[[], Trial]], repeats: int) -> dic
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:
     names = ("repeats", "num_lists", "batch", "max_num_batched_tokens")
-    # The model's name without its folder: a result must not tell where a machine keeps its files.
-    return {"model": options.model.name, "dtype": DTYPE} | {
-        name: getattr(options, name) for name in names
-    }
+    return {"dtype": DTYPE} | command_line.parameters(options, names)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scoring", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("scoring", __doc__)
     add = parser.add_argument
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
-    add("--repeats", type=int, default=3)
-    add("--num-lists", type=int, default=64)
+    command_line.add_peer(parser)
+    command_line.add_repeats(parser, 3)
+    add("--num-lists", type=int, default=64, help="default: %(default)s")
     add("--batch", type=int, default=64, help="lists per forward of the peer")
-    add("--max-num-batched-tokens", type=int)
-    add("--json", type=Path, help="write everything that was measured")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_outputs(parser)
     return parser
 
 

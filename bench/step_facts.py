@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import header
+from bench.report import command_line, header
 from bench.report.report import aligned
 from bench.serving.llama_step import MODEL, NUM_BLOCKS, step
 from pagedjax.checks.one_line import exit_status
@@ -46,22 +46,18 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.step_facts", description=(__doc__ or "").split("\n\n")[1]
-    )
+    parser = command_line.new_parser("step_facts", __doc__)
     parser.add_argument("--implementation", default="pallas", choices=["pallas", "xla"])
     parser.add_argument(
         "--context", type=int, default=1024, help="tokens of each row (%(default)s)"
     )
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
+    command_line.check_targets(options.json)
     steps = [
         fact
         for target, rows in ROWS.items()
@@ -69,12 +65,11 @@ def _run(options: argparse.Namespace) -> None:
     ]
     described = header.describe()
     print("\n".join([*header.lines(described), f"LLaMA-3-8B, bfloat16: {LABEL}", *table(steps)]))
-    if options.json:
-        result = {
-            "header": described, "what": LABEL, "implementation": options.implementation,
-            "context": options.context, "steps": steps,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "header": described, "what": LABEL, "implementation": options.implementation,
+        "context": options.context, "steps": steps,
+    }  # fmt: skip
+    command_line.write_json(options.json, result)
 
 
 def gather(

@@ -11,12 +11,10 @@ and compiled for an H200 where `make .aot/.installed` has brought the compiler.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench import compiled_facts
@@ -71,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
     _measure(options, where, result)
     if not where.on_gpu:
         _without_gpu(options, result)
-    _write(options, result)
+    command_line.write_json(options.json, result)
     if options.plot:
         title = f"paged decode attention, {described['device']}, jax {described['jax']}"
         attention_report.draw(result["cases"], title, options.plot)
@@ -131,7 +129,9 @@ def _measure(options: argparse.Namespace, where: Where, result: dict[str, Any]) 
             )  # fmt: skip
         result["cases"].append(entry)
         print("\n".join(attention_report.case_lines(entry, said)), flush=True)
-        _write(options, result)  # whoever stops this process finds what it had
+        command_line.write_json(
+            options.json, result
+        )  # whoever stops this process finds what it had
 
 
 def _without_gpu(options: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def _tune(options: argparse.Namespace, where: Where, described: dict[str, Any]) 
         done = tuning.search(problem, where, left / (len(todo) - index))
         print("\n".join(tuning.outcome_lines(key, done)), flush=True)
         result["tuned"].append(tuning.outcome(key, done))
-        _write(options, result)
+        command_line.write_json(options.json, result)
         if done.best is not None:
             found[key] = done.best
             path = tiles.save_table(name, tuning.merged(name, found), described)
@@ -178,40 +178,24 @@ def _parameters(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if name not in left_out}
 
 
-def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    def values(text: str) -> tuple[Any, ...]:
-        return tuple(kind(each.strip()) for each in text.split(","))
-
-    return values
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.attention", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("attention", __doc__)
     add = parser.add_argument
-    names, numbers = _listed(str), _listed(int)
+    names, numbers = command_line.listed(str), command_line.listed(int)
     add("--shapes", type=names, help=f"of {', '.join(MODELS)}")
     add("--paths", type=names, default=tuple(PATHS), help=f"of {', '.join(PATHS)}")
     add("--dtypes", type=names, help="of the pool: bf16, int8, fp8")
     add("--kinds", type=names, default=KINDS, help="decode, prefill")
     add("--batches", type=numbers, help="rows of the decode grid")
-    add("--contexts", type=numbers, help="keys of its rows")
-    add("--chunk", type=int, help="queries of a prefill chunk; the prompt has four")
-    add("--block-size", type=int, default=16, help="tokens of a page")
-    add("--repeats", type=int, default=7, help="blocks of at least 20 ms, medians are over them")
-    add("--seconds", type=float, help="begin no case after these")
+    add("--contexts", type=numbers, help="context lengths of the decode grid")
+    add("--chunk", type=int, help="queries of a prefill chunk; the prompt has four times as many")
+    command_line.add_block_size(parser)
+    command_line.add_repeats(parser, 7, "blocks of at least 20 ms per path, for the median")
+    add("--seconds", type=float, help="start no case after this time")
     add("--no-facts", dest="facts", action="store_false", help="compile nothing for an H200")
     add("--tune", action="store_true", help="write the device's table of tiles instead")
-    add("--tune-seconds", type=float, default=300.0, help="end the search after about these")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw the bandwidths (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    add("--tune-seconds", type=float, default=300.0, help="approximate time of the search")
+    command_line.add_outputs(parser, plot="the bandwidths")
     return parser
 
 

@@ -8,12 +8,10 @@ No model runs: the lengths of random requests decide, and the pool is the engine
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +34,7 @@ from bench.memory.request_mix import (
 )
 from bench.memory.sharing import Savings
 from bench.memory.steady_state import Manager, PagedManager, Simulation, closed_form_waste
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax.checks.one_line import exit_status
 from pagedjax.config import ModelConfig
 from pagedjax.layers.kv_cache import block_bytes
@@ -84,8 +82,7 @@ def _run(options: argparse.Namespace) -> None:
         "common_prompt": _common_prompts(options),
     }
     print("\n".join(header.lines(result["header"]) + memory_report.lines(result)))
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    command_line.write_json(options.json, result)
     if options.plot is not None:
         memory_report.draw(result, options.plot)
 
@@ -96,11 +93,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--requests must be at least 10, a fifth of which is for warming up")
     if options.seed < 0:
         raise ValueError("--seed must not be negative")
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder for {path}")
-    if options.plot is not None:
-        memory_report.check()
+    command_line.check_targets(options.json, options.plot)
 
 
 def _part(name: str, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,15 +223,11 @@ def _savings(mix: RequestMix, what: str, found: Savings) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.memory", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("memory", __doc__)
     add = parser.add_argument
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="default: %(default)s")
     add("--requests", type=int, default=4000, help="requests to finish per mix and manager")
-    add("--json", type=Path, metavar="FILE", help="write the result")
-    add("--plot", type=Path, metavar="FILE", help="write a chart; the suffix names the format")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_outputs(parser, plot="how the memory is used")
     return parser
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from bench.report.bar_chart import check
 from bench.report.report import table
 
-__all__ = ["check", "draw", "lines", "table"]
-
 SHARES = ("stored", "reserved", "internal", "external", "idle")
 COLOURS = ("tab:blue", "tab:cyan", "tab:red", "tab:orange", "lightgrey")
 # Savings that arXiv 2309.06180 measured, from widths of 2 to 6.

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
 
-DTYPES = ("bfloat16", "float32")
+from peer_options import new_parser
+
 Answer = Callable[[dict], dict]
 # () -> (what answers a task, what the peer was made with)
 Begin = Callable[[], tuple[Answer, dict]]
@@ -27,10 +27,8 @@ Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 
 def arguments(doc: str) -> argparse.Namespace:
     """Return the command line, which is the same for all peers."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--rows", type=int, default=64, help="requests that run together at most")
+    parser = new_parser(doc, dtype="bfloat16")
+    parser.add_argument("--rows", type=int, default=64, help="most requests that run at once")
     parser.add_argument("--max-model-len", type=int, default=512, help="tokens of one request")
     args = parser.parse_args()
     if args.rows < 1 or args.max_model_len < 2:

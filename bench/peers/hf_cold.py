@@ -6,12 +6,11 @@ PEER is an environment with torch, transformers and gguf; nothing of pagedjax is
 token's text is printed at once; who started the process times the first byte.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 from hf_model import DTYPES, load
+from peer_options import new_parser
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
@@ -35,9 +34,7 @@ class Printer(BaseStreamer):
 
 def main() -> None:
     """Complete the prompt greedily."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser = new_parser(__doc__, dtype="bfloat16")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-tokens", type=int, default=8)
     args = parser.parse_args()

@@ -12,11 +12,11 @@ trainer does.
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 import transformers
 from hf_model import DTYPES, PAD_ID, environment, load
+from peer_options import add_files, new_parser
 
 
 def main() -> None:
@@ -37,11 +37,8 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    parser.add_argument("--given", type=Path, required=True, help="prompts and outputs")
-    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    parser = new_parser(__doc__, dtype="float32")
+    add_files(parser, given="prompts and outputs")
     return parser.parse_args()
 
 

@@ -12,11 +12,11 @@ gather: what a trainer does.
 import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 import transformers
 from hf_model import DTYPES, PAD_ID, environment, load
+from peer_options import add_files, new_parser
 
 WARM_LISTS = 2
 
@@ -43,12 +43,9 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser = new_parser(__doc__, dtype="float32")
     parser.add_argument("--batch", type=int, default=64, help="lists per forward")
-    parser.add_argument("--given", type=Path, required=True, help="the lists")
-    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    add_files(parser, given="the lists")
     args = parser.parse_args()
     if args.batch < 1:
         parser.error(f"--batch {args.batch} must be at least 1")

@@ -12,11 +12,10 @@ from typing import Any
 
 from bench.serving import trial
 from bench.serving.trial import Trial
-from bench.serving.workload import END_ID, MAX_MODEL_LEN, Workload, make_workload
+from bench.serving.workload import BLOCK_SIZE, END_ID, MAX_MODEL_LEN, Workload, make_workload
 from pagedjax import LLM, Engine, EngineStats, SamplingParams, load_checkpoint
 from pagedjax.schedule.blocks import with_watermark
 
-BLOCK_SIZE = 16
 WARM_REQUESTS, WARM_TOKENS = 16, 4
 PROFILE_LINES = 25
 # What counts up over an engine's life, where its statistics have it, and the name in a result.

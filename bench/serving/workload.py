@@ -9,6 +9,7 @@ from typing import Any
 SEED = 0
 SHORTEST, LONGEST = 16, 256  # tokens of a prompt, and of an output
 MAX_MODEL_LEN = 2 * LONGEST
+BLOCK_SIZE = 16  # tokens of a block of the KV pool
 # The ids that are special in most vocabularies come first and are left out, and the default end
 # stays below SmolLM2's 49,152 so that its last, added tokens are left out too.
 FIRST_ID, END_ID = 3, 49_000
