@@ -7,6 +7,8 @@ out whole, for they are long and what they look at has a shorter or plainer test
 
 VARIANTS_KEPT = {
     "bench/test_attention.py": 1,
+    "bench/test_attention_paths.py": 1,
+    "bench/test_attention_work.py": 1,
     "engine/test_engine.py": 1,
     "engine/test_parity_tiny.py": 1,
     "engine/test_prefix_cache.py": 1,

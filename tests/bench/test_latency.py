@@ -20,7 +20,7 @@ from bench.serving.served import (
     tokens_per_second,
 )
 from bench.serving.workload import Workload
-from tests.support.fake_peer import FAKE_PEER
+from tests.support.fake_peer import write_fake_peers
 from tests.support.tiny_models import write_hf_folder
 
 
@@ -140,8 +140,7 @@ def test_distributions_are_drawn(tmp_path):
 def test_a_small_run_beside_a_peer(tmp_path, monkeypatch, capsys):
     """End to end on a tiny model, with a script that answers as vLLM's does."""
     write_hf_folder("base", tmp_path / "tiny")
-    (tmp_path / "vllm_online.py").write_text(FAKE_PEER)
-    monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
+    write_fake_peers(tmp_path, monkeypatch, "vllm_online.py")
     monkeypatch.setattr(peer_script, "check", lambda *_: None)  # it reads no model
     status = latency.main(
         ["--model", str(tmp_path / "tiny"), "--dtype", "float32", "--peer", sys.executable,
@@ -170,8 +169,7 @@ def test_a_small_run_beside_a_peer(tmp_path, monkeypatch, capsys):
 
 
 def test_a_peer_serves_over_time(tmp_path, monkeypatch):
-    (tmp_path / "vllm_online.py").write_text(FAKE_PEER)
-    monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
+    write_fake_peers(tmp_path, monkeypatch, "vllm_online.py")
     with Peer("vllm_online", sys.executable, tmp_path / "m.gguf", "float32", 2) as peer:
         times = peer.serve(Workload(([1], [2]), (3, 2)), [0.0, 4.0])
     assert times == [[[0.5, 1.5, 2.5], 3], [[4.5, 5.5], 2]]
