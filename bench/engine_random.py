@@ -1,10 +1,10 @@
-"""The engine at a known model's shapes with random weights: tokens per second and step times.
+"""Throughput and step times of the engine with a known model's shapes and random weights.
 
     python -m bench.engine_random --model llama-3-8b --batches 1,32,128 --json FILE
 
-For each batch, all prompts arrive at once and decode greedily to one length. The same load runs
-twice, with other prompts: the first run compiles, the second counts. Steps in which every request
-decodes are timed on their own. The host's work includes an output for every token.
+For each batch size, all prompts arrive at once and decode greedily to one length. The load runs
+twice with different prompts: the first run compiles, the second is measured. Steps in which every
+request decodes are also timed separately. The host time includes one output per token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.serving import random_model
 from pagedjax import Engine, EngineConfig, SamplingParams
 from pagedjax.checks.one_line import exit_status
 
-SETTLED = 2  # steps left out at each end of the decoding: a step is in flight beside the one read
+SETTLED = 2  # steps left out at each end of the decoding, because one further step is in flight
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> None:
         found |= {"batch": batch, "first_run_s": compiled}
         result["batches"].append(found)
         print(_line(found), flush=True)
-        # After each batch, so that a run that is stopped keeps the batches before.
+        # After each batch size, so that a run that is stopped keeps its results so far.
         command_line.write_json(options.json, result)
 
 

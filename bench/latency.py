@@ -1,14 +1,14 @@
-"""Time to the first token and time per token while requests arrive, for pagedjax and for vLLM.
+"""Time to first token and time per output token of pagedjax and vLLM under arriving requests.
 
     python -m bench.latency --model FILE.gguf --peer PEER/bin/python --json FILE --plot FILE
     python -m bench.latency --model FILE.gguf --peer PEER/bin/python --cold
 
 The requests are those of `bench.throughput`; they arrive as a Poisson process, the same for all
-engines. `--load 0.7` is a share of our own saturation, which is measured first, by giving our
-engine all requests at once; `--rates` are requests a second. Before, both engines serve some
-requests one at a time: what an idle engine takes. Each repeat runs all conditions in turn, and the
-quantiles are over the requests of all repeats. `--cold` measures fresh processes instead: ours
-without and with a filled compilation cache, and Hugging Face's `generate`.
+engines. `--load 0.7` is a fraction of our saturation rate, which is measured first by giving our
+engine all requests at once; `--rates` are requests per second. Each engine also serves requests one
+at a time, for the latency of an idle engine. Each repeat runs all conditions in turn, and quantiles
+are over the requests of all repeats. `--cold` measures fresh processes instead: pagedjax without
+and with a filled compilation cache, and Hugging Face's `generate`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bench.serving.workload import Workload
 from pagedjax.checks.one_line import exit_status
 
 OURS = "pagedjax"
-# Options that fresh processes have no use for, beside where requests arrive and what is drawn.
+# Options that `--cold` refuses, besides those of arrivals and of the plot.
 ARRIVING = (
     "num_requests", "idle_requests", "max_num_seqs", "max_num_batched_tokens", "block_size",
 )  # fmt: skip
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("repeats", "num_requests", "idle_requests", "max_num_seqs", "block_size")
     command_line.check(options, counts)
     for name in ("rates", "load"):
@@ -129,7 +129,7 @@ def _ask(peer: Peer, workload: Workload, arrivals: list[float]) -> list[Served]:
 
 
 def _saturation(engine: OwnEngine, repeats: int) -> dict[str, Any]:
-    """What our engine completes when it always has more to do."""
+    """Measure the rate of our engine when all requests arrive at once."""
     trials = [engine.continuous(engine.workload) for _ in range(repeats)]
     seconds = statistics.median(each.seconds for each in trials)
     return {
@@ -140,7 +140,7 @@ def _saturation(engine: OwnEngine, repeats: int) -> dict[str, Any]:
 
 
 def _conditions(options: argparse.Namespace, saturation: float) -> list[Condition]:
-    """Idle, then the shares of saturation, then the rates."""
+    """Return the idle condition, then those of `--load`, then those of `--rates`."""
     load = options.load or ([] if options.rates else [LOAD])
     return [
         Condition(IDLE),
@@ -155,7 +155,7 @@ def _measure(
     conditions: Sequence[Condition],
     workload: Workload,
 ) -> latency_report.Measured:
-    """All conditions of all engines in turn, the engines of a condition one after the other."""
+    """Run all conditions in turn in each repeat; all engines run a condition before the next."""
     runs: dict[str, Callable[[], list[Served]]] = {}
     keys: dict[str, tuple[str, Condition]] = {}
     for condition in conditions:
@@ -172,7 +172,7 @@ def _measure(
 
 
 def _one_by_one(serve: Serve, workload: Workload, count: int) -> list[Served]:
-    """The first requests, each after the one before has ended."""
+    """Serve the first requests, each after the previous one has finished."""
     return [serve(each, [0.0])[0] for each in workload.batches(1)[:count]]
 
 
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
     command_line.add_dtype(parser)
     command_line.add_peer(parser, "vllm, torch, transformers and gguf")
-    add("--load", type=float, nargs="+", help=f"shares of our saturation; default: {LOAD}")
+    add("--load", type=float, nargs="+", help=f"fractions of our saturation rate; default: {LOAD}")
     add("--rates", type=float, nargs="+", help="requests per second")
     command_line.add_num_requests(parser)
     add("--idle-requests", type=int, default=8, help="requests that are served one at a time")
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     command_line.add_max_num_seqs(parser)
     command_line.add_max_num_batched_tokens(parser)
     command_line.add_block_size(parser)
-    add("--cold", action="store_true", help="measure the first text of fresh processes instead")
+    add("--cold", action="store_true", help="measure the start of fresh processes instead")
     command_line.add_outputs(parser, plot="the distributions")
     return parser
 

@@ -1,11 +1,11 @@
-"""How far the log probability of a token when sampled is from that when scored.
+"""Difference between the log probability of a token when sampled and when scored.
 
     python -m bench.parity --model FILE.gguf [--peer PEER/bin/python] [--json FILE]
 
-Policy-gradient training divides one by the other and assumes 1. Prompts of mixed lengths are
-continued together at temperature 1, with fixed seeds; then the same tokens are scored by
-`compute_logprobs`. The peer, Hugging Face transformers in an environment of its own, is given
-these prompts and outputs, and reports them by its cached decode and by its own full forward.
+Policy-gradient training assumes that the ratio of both probabilities is 1. Prompts of mixed lengths
+are continued in one batch at temperature 1 with fixed seeds; then `compute_logprobs` scores the
+same tokens. The peer, Hugging Face transformers in its own environment, computes log probabilities
+of the same outputs by its cached decode and by its full forward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BETWEEN = "pagedjax scored - transformers full forward"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
+    """Run the command line; return 0, or non-zero after one line on stderr."""
     options = _parser().parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     command_line.check(options, ("num_prompts", "tokens"))
     if unknown := [each for each in options.dtypes if each not in DTYPES]:
         raise ValueError(f"--dtypes {','.join(unknown)} is unknown; supported: {','.join(DTYPES)}")
@@ -80,7 +80,7 @@ def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:
 def _ours(
     config: ModelConfig, params: Params, options: argparse.Namespace
 ) -> tuple[list[list[int]], Logprobs, Logprobs]:
-    """Output ids, and their log probabilities as sampled and as scored, by one engine."""
+    """Return output ids, and their log probabilities as sampled and as scored by one engine."""
     workload = _workload(config, options)
     prompts, count = list(workload.prompts), options.num_prompts
     llm = LLM.from_params(
@@ -108,7 +108,7 @@ def _theirs(
     prompts: Sequence[list[int]],
     outputs: list[list[int]],
 ) -> tuple[Logprobs, Logprobs, dict[str, Any]]:
-    """The peer's log probabilities by cached decode and by full forward, and its versions."""
+    """Return the peer's log probabilities by cached decode and full forward, and its versions."""
     given = {"prompts": prompts, "outputs": outputs}
     result = peer_script.call("hf_parity.py", options.peer, options.model, dtype, given)
     cached, full = (np.array(result.pop(name), np.float64) for name in ("cached", "full"))

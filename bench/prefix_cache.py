@@ -1,7 +1,7 @@
-"""What a prefix hit saves: `python -m bench.prefix_cache --model PATH [--json FILE]`.
+"""Time saved by a prefix cache hit: `python -m bench.prefix_cache --model PATH [--json FILE]`.
 
-Prefills prompts of 1,040 tokens cold, and again with their first 1,024 tokens in the cache, in
-turn, and prints the time to the first token of both.
+Prefills each prompt of 1,040 tokens cold, then again with its first 1,024 tokens in the cache, and
+prints the time to first token of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPT_TOKENS = 1040
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
+    """Run the command line; return 0, or non-zero after one line on stderr."""
     parser = command_line.new_parser("prefix_cache", __doc__)
     command_line.add_model(parser)
     command_line.add_dtype(parser, "float32", choices=None)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     command_line.check(options, ())
     llm = LLM(options.model, options.dtype, max_model_len=2048, max_num_seqs=1, num_blocks=512)
-    _first_token_seconds(llm, 0)  # compiles the shapes of both
+    _first_token_seconds(llm, 0)  # this and the next call compile the shapes
     _first_token_seconds(llm, 0)
     seeds = range(1, options.repeats + 1)
     cold, warm = zip(

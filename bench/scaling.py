@@ -1,12 +1,12 @@
-"""Our throughput against the number of requests and against the context.
+"""Throughput of pagedjax by number of requests and by context length.
 
     python -m bench.scaling --model PATH [--requests 64 256 1024] [--contexts 256 1024 4096]
         [--json FILE] [--plot FILE]
 
-Requests of one size arrive at once. In the first sweep all beyond `--max-num-seqs` wait, and what
-scheduling a step costs is timed against their number. In the second, `--rows` requests fill a
-context each, prompt and output together; their rate of decoding is that of the tokens that came
-after every prompt was computed. Outputs are short, so that a sweep takes minutes.
+Requests of equal size arrive at once. In the first sweep, those beyond `--max-num-seqs` wait, and
+the time to schedule a step is measured by the number of waiting requests. In the second sweep,
+prompt and output of each of `--rows` requests add up to the context length; the decoding rate
+counts the tokens after the last prefill. Outputs are short, so that a sweep takes minutes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bench.serving.schedule_timer import ScheduleTimer, by_waiting
 from bench.serving.workload import BLOCK_SIZE, Workload, make_even_workload
 from pagedjax.checks.one_line import exit_status
 
-# The rates of a sweep. While requests wait, no time is one of decoding alone.
+# The rates of a sweep. With waiting requests, no step is known to be decode only.
 RATES = {
     "requests": ("output_per_second", "all_per_second"),
     "contexts": ("output_per_second", "all_per_second", "decoding_per_second"),
 }
 Case = dict[str, Any]
-Sweeps = dict[str, dict[int, Workload]]  # by sweep, the workload for each number on its axis
+Sweeps = dict[str, dict[int, Workload]]  # by sweep: its x values and their workloads
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _result(
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("prompt_tokens", "output_tokens", "rows", "max_num_seqs", "repeats")
     command_line.check(options, counts)
     if min(options.requests) < 1:
@@ -96,7 +96,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _engine_options(options: argparse.Namespace) -> Options:
-    """An engine whose pool holds the running requests of either sweep, with a little to spare."""
+    """Size the pool for the running requests of either sweep, with some blocks to spare."""
     short = options.prompt_tokens + options.output_tokens
     longest = max(*options.contexts, short)
     blocks = max(
@@ -128,14 +128,14 @@ def _workloads(options: argparse.Namespace, end_id: int) -> Sweeps:
 def measure(
     engine: OwnEngine, workload: Workload, clock: Callable[[], float] = time.perf_counter
 ) -> Case:
-    """Rates of one run in tokens a second, its statistics, and what each schedule took."""
+    """Run the workload once; return rates in tokens/s, statistics, and times of each `schedule`."""
     engine.engine.reset_prefix_cache()
     before = engine.engine.stats()
     for index, (prompt, length) in enumerate(
         zip(workload.prompts, workload.output_lens, strict=True)
     ):
         engine.engine.add_request(str(index), prompt, greedy(length))
-    came: list[float] = []  # for every output token, the second at which it was there
+    came: list[float] = []  # seconds from the start to each output token
     begun: set[str] = set()
     all_begun, start = 0.0, clock()
     with ScheduleTimer(engine.engine) as timer:
@@ -154,8 +154,10 @@ def measure(
 
 
 def rates(came: Sequence[float], all_begun: float, num_prompt_tokens: int) -> dict[str, Any]:
-    """Tokens a second: of outputs; of prompts and outputs; and of the outputs that came after all
-    requests had begun theirs, None if there are none.
+    """Return tokens per second: of outputs, of prompts and outputs, and of decoding.
+
+    came: seconds at which each output token came. all_begun: when the last request had its first
+    token; the decoding rate counts the later tokens, and is None without any.
     """
     end, late = came[-1], [each for each in came if each > all_begun]
     return {

@@ -1,8 +1,8 @@
-"""Host cost of a step: `python -m bench.scheduling [--json FILE]`.
+"""Host time of a step: `python -m bench.scheduling [--json FILE]`.
 
 Times `Scheduler.schedule` and `commit`, and the packing between them, for a full batch of decoding
-requests, with nothing on a device, against the number of waiting requests and the size of the pool.
-Neither may matter. What is left of the host's work is the call of the compiled programs.
+requests without a device, by number of waiting requests and by pool size. Neither should matter.
+The rest of the host's work, which is not timed, is the call of the compiled programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = ((0, 10_000), (1_000, 10_000), (100_000, 10_000), (100_000, 200_000))  #
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
+    """Run the command line; return 0, or non-zero after one line on stderr."""
     parser = command_line.new_parser("scheduling", __doc__)
     parser.add_argument("--running", type=int, default=256, help="default: %(default)s requests")
     command_line.add_outputs(parser)
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
-    """Milliseconds of a step; ValueError if the pool is so small that requests are preempted."""
+    """Return milliseconds of a step; ValueError if the pool is too small to avoid preemption."""
     budget = running * PROMPT_TOKENS
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), running, budget)
     width = -(-MAX_LEN // BLOCK_SIZE)
@@ -73,7 +73,7 @@ def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
         packing.append(1e3 * (packed - planned))
     if scheduler.num_preemptions:
         raise ValueError(f"{num_blocks} blocks are too few: {running} requests were preempted")
-    times, packing = times[2:], packing[2:]  # the first steps compute the prompts
+    times, packing = times[2:], packing[2:]  # the first steps are prefill
     return {
         "median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times),
         "pack_ms": statistics.median(packing),

@@ -1,16 +1,16 @@
-"""Tokens per second of `compute_logprobs` and of a plain Hugging Face forward, in turn.
+"""Throughput of `compute_logprobs`, compared with a plain Hugging Face forward pass.
 
     python -m bench.scoring --model FILE.gguf [--peer PEER/bin/python] [--json FILE]
 
 The lists are the prompts of `bench.serving.workload`, in float32. The peer pads them to the longest
-and computes the padding too. "At equal padding" our lists are extended to the longest with further
-tokens, so that both compute as many; "as they are" ours are scored without any padding. Lists that
-begin alike share the work: 8 prompts with 8 completions each are scored with and without prefix
-caching.
+and computes the padding too. "At equal padding": our lists are extended with random tokens to the
+longest, so that both engines compute the same number of tokens. "As they are": ours are scored
+without padding. Lists with a common prefix share work: 8 prompts with 8 completions each are scored
+with and without prefix caching.
 
-On a shared machine, read the ratios: each repeat runs all one after the other, so that they meet
-the same noise. Where others take whole cores for minutes, read those of CPU seconds: they count
-the work and not the waiting, though also the spinning of a thread that waits for its sibling.
+On a shared machine, read the ratios: each repeat runs all contenders one after the other, so that
+noise affects all of them. If other processes occupy whole cores for minutes, read the ratios of CPU
+seconds: they exclude waiting, but include the spinning of threads that wait for each other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pagedjax.checks.one_line import exit_status
 from pagedjax.schedule.blocks import with_watermark
 from pagedjax.weights.params import Params
 
-DETAILS = ("torch", "transformers", "python", "threads")  # of the peer
+DETAILS = ("torch", "transformers", "python", "threads")  # of the peer, for the result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
+    """Run the command line; return 0, or non-zero after one line on stderr."""
     options = _parser().parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> None:
 def _engine(
     config: ModelConfig, params: Params, options: argparse.Namespace, prefix_caching: bool
 ) -> LLM:
-    """An engine in which all lists fit at once."""
+    """Return an engine whose pool holds all lists at once."""
     rows = max(options.num_lists, GROUPS * COMPLETIONS)
     return LLM.from_params(
         config, params, max_model_len=LONGEST, block_size=BLOCK_SIZE, max_num_seqs=rows,
@@ -88,7 +88,7 @@ def _engine(
 
 
 def _score(llm: LLM, lists: TokenLists) -> Trial:
-    """One timed call. What a trial calls outputs are here the lists whose tokens count."""
+    """Time one call. `outputs` of the trial are the scored lists, whose tokens are counted."""
     before = llm.engine.stats().num_compilations
     start, cpu = time.perf_counter(), time.process_time()
     scores = llm.compute_logprobs(lists)
@@ -99,7 +99,7 @@ def _score(llm: LLM, lists: TokenLists) -> Trial:
 
 
 def _peer(options: argparse.Namespace, lists: TokenLists) -> Trial:
-    """One timed pass of the peer in a process of its own; loading the model is not timed."""
+    """Time one pass of the peer in its own process; loading the model is not timed."""
     found = peer_script.call(
         "hf_scoring.py", options.peer, options.model, DTYPE, {"lists": lists},
         ["--batch", str(options.batch)],
@@ -109,7 +109,7 @@ def _peer(options: argparse.Namespace, lists: TokenLists) -> Trial:
 
 
 def _take_turns(contenders: dict[str, Callable[[], Trial]], repeats: int) -> dict[str, list[Trial]]:
-    """All contenders in each repeat; ours once more before, for their programs to be compiled."""
+    """Run ours once, which compiles; then run all contenders in each repeat."""
     for name, run in contenders.items():
         if name != PEER:
             run()
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     command_line.add_peer(parser)
     command_line.add_repeats(parser, 3)
     add("--num-lists", type=int, default=64, help="default: %(default)s")
-    add("--batch", type=int, default=64, help="lists per forward of the peer")
+    add("--batch", type=int, default=64, help="lists per forward pass of the peer")
     command_line.add_max_num_batched_tokens(parser)
     command_line.add_outputs(parser)
     return parser

@@ -1,14 +1,14 @@
-"""Output tokens per second of pagedjax and of other engines, on the same requests, in turn.
+"""Output tokens per second of pagedjax and of other engines on the same requests.
 
     python -m bench.throughput --model FILE.gguf --peer PEER/bin/python \\
         --peers hf_static hf_continuous vllm --single --json FILE --plot FILE
 
-All requests arrive at once and decode greedily to a length that is given for each. The peers run in
-an environment of their own: Hugging Face transformers with static and with continuous batching, and
-vLLM's CPU build. `--static` also runs our own engine with static batches; `--single` also runs one
-request alone, its first prompt for 128 tokens. On a shared machine, read the ratios: each repeat
-runs all engines one after the other, so that they meet the same noise. Every engine stays alive
-between its runs and sleeps while the others run; all are warmed up before the first repeat.
+All requests arrive at once and decode greedily to a given length each. The peers run in their own
+Python environment: Hugging Face transformers with static and with continuous batching, and vLLM's
+CPU build. `--static` also runs our engine with static batches; `--single` also runs one request
+alone, the first prompt with 128 output tokens. On a shared machine, read the ratios: each repeat
+runs all engines one after the other, so that noise affects all of them. Every engine stays alive
+and sleeps while the others run; all are warmed up before the first repeat.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("repeats", "num_requests", "batch", "max_num_seqs", "block_size")
     command_line.check(options, counts)
     if options.static and options.batch > options.max_num_seqs:
@@ -80,7 +80,7 @@ def _engine_options(options: argparse.Namespace) -> Options:
 
 
 def _peers(options: argparse.Namespace) -> Iterator[Peer]:
-    """The peers that were asked for, each started and warmed up when it is reached."""
+    """Yield the requested peers; each is started and warmed up when it is reached."""
     if options.peer is None:
         return
     for kind in options.peers or OFFLINE[:1]:
@@ -89,7 +89,7 @@ def _peers(options: argparse.Namespace) -> Iterator[Peer]:
 
 
 def _contenders(options: argparse.Namespace, engine: OwnEngine, peers: list[Peer]) -> Contenders:
-    """What runs in each repeat, by name; ours first, as ratios are ours over the others'."""
+    """Return what runs in each repeat, by name; ours first: ratios are ours over the others'."""
     found: Contenders = {"pagedjax, continuous": engine.continuous}
     if options.static:
         name = f"pagedjax, static batches of {options.batch}"
@@ -100,7 +100,7 @@ def _contenders(options: argparse.Namespace, engine: OwnEngine, peers: list[Peer
 def _measure(
     options: argparse.Namespace, contenders: Contenders, workload: Workload
 ) -> tuple[Trials, Trials]:
-    """The trials of the workload, and those of one request alone, none if not asked for."""
+    """Return the trials of the workload, and those of one request alone if `--single` is given."""
     runs = {name: partial(run, workload) for name, run in contenders.items()}
     if options.single:
         alone = workload.first(SINGLE_TOKENS)

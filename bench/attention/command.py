@@ -1,11 +1,12 @@
-"""Attention's time, bytes and share of the device's bandwidth, ours beside others.
+"""Time, bytes and bandwidth of attention: pagedjax's implementations compared with others.
 
     python -m bench.attention [--shapes llama-3-8b,...] [--json FILE] [--plot FILE]
     python -m bench.attention --tune      (on a GPU: writes the device's table of tiles)
 
-Each path is first compared with the exact answer, and one that disagrees is not timed. On a GPU
-every path is timed. On a CPU only XLA's are: the Pallas kernels are checked in their interpreters,
-and compiled for an H200 where `make .aot/.installed` has brought the compiler.
+Each implementation ("path") is first compared with the exact result; one that disagrees is not
+timed. On a GPU every path is timed. On a CPU only the XLA paths are timed; the Pallas kernels are
+checked in interpret mode, and compiled for an H200 if `make .aot/.installed` has installed the
+compiler.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bench.report import command_line, standalone
 from pallas_kernels import tiles
 
 KINDS = ("decode", "prefill")
-# What is measured where nothing is asked for.
+# Defaults of the options.
 ON_GPU = {
     "shapes": tuple(MODELS), "dtypes": DTYPES, "batches": (1, 8, 32, 128, 256),
     "contexts": (256, 1024, 4096, 16384, 32768), "chunk": 2048, "seconds": 420.0,
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from bench.report import header  # imports pagedjax, for which `main` has prepared
+    from bench.report import header  # imports pagedjax, so only after `standalone.allow`
 
     where = where_it_runs()
     _fill_in(options, where)
@@ -82,7 +83,7 @@ def _fill_in(options: argparse.Namespace, where: Where) -> None:
 
 
 def _check(options: argparse.Namespace, where: Where) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     if options.tune and not where.on_gpu:
         raise ValueError("--tune measures kernels on a GPU, and there is none")
     if options.tune and options.plot is not None:
@@ -102,7 +103,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Case, str]]:
-    """Cases and dtypes of the pool, all models' first batches before anyone's last."""
+    """Yield all cases with all dtypes of the pool, by kind and model."""
     for kind in options.kinds:
         for model in options.shapes:
             heads = MODELS[model]
@@ -129,9 +130,7 @@ def _measure(options: argparse.Namespace, where: Where, result: dict[str, Any]) 
             )  # fmt: skip
         result["cases"].append(entry)
         print("\n".join(attention_report.case_lines(entry, said)), flush=True)
-        command_line.write_json(
-            options.json, result
-        )  # whoever stops this process finds what it had
+        command_line.write_json(options.json, result)  # after each case, for runs that are stopped
 
 
 def _without_gpu(options: argparse.Namespace, result: dict[str, Any]) -> None:

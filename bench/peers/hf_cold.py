@@ -2,8 +2,8 @@
 
     PEER/bin/python bench/peers/hf_cold.py --gguf FILE --dtype bfloat16 --prompt TEXT
 
-PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. Each
-token's text is printed at once; who started the process times the first byte.
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. The text
+of each token is printed immediately; the parent process times the first byte.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Printer(BaseStreamer):
-    """Prints each new token, and not the prompt that it is given first."""
+    """Prints each new token, but not the prompt, which it receives first."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.is_prompt = tokenizer, True
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt's ids, then each token's."""
+        """Receive the prompt's ids, then the id of each token."""
         if not self.is_prompt:
             print(self.tokenizer.decode(value.reshape(-1)), end="", flush=True)
         self.is_prompt = False
 
     def end(self) -> None:
-        """Take no more."""
+        """End the line."""
         print()
 
 

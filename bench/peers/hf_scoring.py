@@ -1,12 +1,12 @@
-"""Log probabilities of given token lists by a plain forward of Hugging Face transformers, timed.
+"""Time a plain forward pass of Hugging Face transformers that scores given token lists.
 
     PEER/bin/python bench/peers/hf_scoring.py --gguf FILE --dtype float32 --batch 64 \\
         --given GIVEN.json --json OUT.json
 
-PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. What is
-given is {"lists": [[id, ...], ...]}. Lists are batched in their order and padded on the right to
-the longest of all, and each batch takes one forward, a log-softmax over the vocabulary, and a
-gather: what a trainer does.
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. The given
+file has {"lists": [[id, ...], ...]}. Lists are batched in order and padded on the right to the
+longest of all. Each batch takes one forward pass, a log-softmax over the vocabulary, and a gather,
+as in a trainer.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the command line."""
+    """Parse the command line."""
     parser = new_parser(__doc__, dtype="float32")
-    parser.add_argument("--batch", type=int, default=64, help="lists per forward")
+    parser.add_argument("--batch", type=int, default=64, help="lists per forward pass")
     add_files(parser, given="the lists")
     args = parser.parse_args()
     if args.batch < 1:
