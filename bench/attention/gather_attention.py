@@ -45,7 +45,7 @@ def paged_prefill(
     k_scales: jax.Array | None = None,  # [L, N, K, T]
     v_scales: jax.Array | None = None,  # [L, N, K, T]
 ) -> jax.Array:  # [S, H, D]
-    """See `reference.paged_prefill`. most_queries: most queries of a row, to which all are padded."""
+    """See `reference.paged_prefill`. All rows are padded to `most_queries` queries."""
     lanes = jnp.arange(most_queries, dtype=jnp.int32)[None]
     index = query_starts[:-1, None] + lanes  # [B, most_queries]
     counts = (query_starts[1:] - query_starts[:-1])[:, None]

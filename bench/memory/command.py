@@ -1,8 +1,8 @@
-"""KV memory: contiguous reservations against the paged pool, and what sharing blocks saves.
+"""KV memory: contiguous reservations compared with the paged pool, and savings by sharing blocks.
 
     python -m bench.memory --json FILE --plot FILE
 
-No model runs: the lengths of random requests decide, and the pool is the engine's own BlockPool.
+No model runs: only the lengths of random requests matter. The pool is the engine's BlockPool.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MODELS = {
     "LLaMA-13B": ModelConfig(32000, 5120, 13824, 40, 40, 40, 128),
     "LLaMA-2-70B": ModelConfig(32000, 8192, 28672, 80, 64, 8, 128),
 }
-# What arXiv 2309.06180 has on an A100-40GB for keys and values, next to the weights of a 13B model.
+# KV memory of arXiv 2309.06180 on an A100-40GB, next to the weights of a 13B model.
 MEMORY_MODEL, MEMORY_BYTES = "LLaMA-13B", 12 << 30
 BLOCK_SIZE, BLOCK_SIZES = 16, (8, 16, 32)
 WIDTHS = (2, 4, 6)
-SURE = (0.8, 0.9, 0.98)  # see `sharing.survivors`; not known for real models, so three values
-NARROW_SIGMA = 0.5  # of outputs, to show what their spread does to the savings
+SURE = (0.8, 0.9, 0.98)  # see `sharing.survivors`; unknown for real models, so three values
+NARROW_SIGMA = 0.5  # of output lengths, to show how their spread changes the savings
 COMMON_REQUESTS, COMMON_LEN = 100, 1000
-SHARING_STEPS = 20  # of each scenario, per request of the steady state
+SHARING_STEPS = 20  # steps of each scenario, per request of --requests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def bytes_per_token(model: str) -> int:
-    """Keys and values of one token in all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     return block_bytes(MODELS[model], 1, DTYPE)
 
 
 def num_slots() -> int:
-    """Tokens whose keys and values fit the memory."""
+    """Return how many tokens' keys and values fit into the memory."""
     return MEMORY_BYTES // bytes_per_token(MEMORY_MODEL)
 
 
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before the simulations is refused here."""
+    """Refuse invalid options now, not after the simulations."""
     if options.requests < 10:
         raise ValueError("--requests must be at least 10, a fifth of which is for warming up")
     if options.seed < 0:
@@ -142,9 +142,9 @@ def _steady_state(
 
 
 def _paged(options: argparse.Namespace, mix: RequestMix, block_size: int) -> dict[str, Any]:
-    """The paged pool, its waste beside the closed form, and its state after the last step.
+    """Simulate the paged pool; return its waste, the closed form, and its last state.
 
-    The closed form knows the mix alone, nothing of the simulation.
+    The closed form depends on the mix only, not on the simulation.
     """
     manager = PagedManager(num_slots(), block_size)
     simulation = Simulation(manager, stream(mix, options.seed))
@@ -170,7 +170,7 @@ def _sharing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _parallel(options: argparse.Namespace, mix: LogNormalMix, width: int) -> dict[str, Any]:
-    """Samples of one prompt, with the closed form for the same requests, and for the mix."""
+    """Measure samples of one prompt, with the closed form for the same requests and for the mix."""
     steps = options.requests * SHARING_STEPS
     found = sharing.measure(mix, width, BLOCK_SIZE, steps, options.seed, sharing.parallel)
     lengths = (found.lengths, sample(mix), sample(narrowed(mix, NARROW_SIGMA)))
@@ -232,6 +232,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Nothing here computes on a device, so none is taken from those who do.
+    # Nothing here needs a device, so leave GPUs to other processes.
     jax.config.update("jax_platforms", "cpu")
     sys.exit(main())

@@ -80,7 +80,7 @@ def test_mistakes_end_in_one_line(options, message, capsys):
 
 
 def test_it_runs_where_pagedjax_cannot_be_imported():
-    """On a machine with jax and numpy alone."""
+    """On a machine with jax and numpy only."""
     blocked = ("flax", "optax", "orbax", "transformers", "gguf", "safetensors", "tokenizers")
     code = f"""
 import sys

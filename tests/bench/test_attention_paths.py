@@ -31,7 +31,7 @@ def test_xla_paths_agree_with_the_reference(case, dtype):
 
 @pytest.mark.parametrize(("case", "dtype"), [(RAGGED, "int8"), (CHUNKS, "bf16")])
 def test_the_exact_answer_is_the_references(monkeypatch, case, dtype):
-    """That of large cases, which no loop could check."""
+    """The XLA version of `exact`, which large cases use."""
     problem = attention_problem.make_problem(case, dtype, 16, layers=2)
     monkeypatch.setattr(attention_problem, "LOOP_PAIRS", 0)
     monkeypatch.setattr(attention_problem, "QUERIES_AT_ONCE", 32)
@@ -57,7 +57,7 @@ def test_jaxs_own_kernel_gets_pages_that_divide(pages, wanted):
     "case", [RAGGED, decode(SMALL, 3, 64), PROMPTS], ids=["decode", "uniform", "prompts"]
 )
 def test_dense_attention_agrees_through_its_adapter(case):
-    """In XLA; with cuDNN's implementation it takes the same arguments."""
+    """Runs XLA's implementation; cuDNN's takes the same arguments."""
     problem = attention_problem.make_problem(case, "bf16", 16, layers=2)
     run, layers = jax_attention.dense(problem, "xla")
     prepared = Prepared(lambda q, layer, operands: run(q, operands), layers, by_layer=True)
@@ -91,7 +91,7 @@ def test_what_disagrees_is_said_and_not_timed():
 
 
 def test_blocks_are_long_enough_and_divided_by_their_calls(monkeypatch):
-    """A program of 3 ms with 3 calls: blocks of at least 20 ms, and about 1 ms a call."""
+    """A program of 3 ms with 3 calls: blocks take at least 20 ms, a call about 1 ms."""
 
     def program(value):
         time.sleep(0.003)
@@ -104,7 +104,7 @@ def test_blocks_are_long_enough_and_divided_by_their_calls(monkeypatch):
 
 @pytest.mark.parametrize("name", ["xla-gather", "xla-online"])
 def test_chains_go_through_the_layers_and_feed_the_output_back(name):
-    """As on a GPU, in one program, and as on a CPU: what calls by hand give."""
+    """Chained as on a GPU and dispatched as on a CPU, the result equals that of single calls."""
     problem = attention_problem.make_problem(RAGGED, "bf16", 16, layers=2)
     prepared = PATHS[name](problem, CPU)
     by_hand = [problem.q]

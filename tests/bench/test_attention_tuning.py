@@ -12,7 +12,7 @@ from tests.support.attention_cases import CPU, SMALL
 
 
 def fake_seconds(chosen):
-    """As if large blocks were fast, one did not compile, and splits cost a little."""
+    """Large blocks are fast, splits cost a little, and 2 warps do not compile."""
     if isinstance(chosen, PrefillTiles):
         return 1.0 if chosen.rows == 64 else 2.0
     if chosen.num_warps == 2:
@@ -39,7 +39,7 @@ def test_the_tuned_table_is_what_the_kernels_then_use(monkeypatch, tmp_path):
     assert tiles.decode_tiles(*arguments) == decoding
     assert tiles.decode_tiles(400, *arguments[1:]) != decoding
     assert tiles.prefill_tiles(64, 3, "bfloat16", "bfloat16") == prefilling
-    # A later run adds to the table, and replaces what it measured again.
+    # A later run adds to the table, and replaces the entries that it measured again.
     newer = DecodeTiles(32, 2)
     tiles.save_table(name, tuning.merged(name, {next(iter(found)): newer}), {})
     assert tiles.decode_tiles(*arguments) == newer
@@ -54,7 +54,7 @@ def test_the_search_ends_in_time():
 
 
 def test_candidates_are_measured_once_they_agree():
-    """The whole search but for the kernel, which a CPU has none of: every candidate is noted."""
+    """The whole search on a CPU, where each candidate fails and leaves a note."""
     problem = attention_problem.make_problem(decode(SMALL, 2, 32), "bf16", 16, layers=1)
     done = tuning.search(problem, CPU, 60)
     assert done.best is None and len(done.notes) == len(tuning.DECODE_BLOCKS)

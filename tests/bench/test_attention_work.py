@@ -24,7 +24,7 @@ def test_bytes_and_intensity_of_llama_3_8b():
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_bytes_of_one_byte_pools(dtype):
-    """Half of bfloat16's, and a scale for each of 32 x 4,096 x 2 x 8 vectors, as the pool has."""
+    """Half of bfloat16's, and one scale for each of 32 x 4,096 x 2 x 8 vectors, as in the pool."""
     work = roofline.work(decode(MODELS["llama-3-8b"], 32, 4096), dtype)
     assert work.kv_bytes == 256 * MIB
     assert work.scale_bytes == 32 * 4096 * 2 * 8 * roofline.scale_itemsize(dtype)
@@ -43,7 +43,7 @@ def test_flops_of_a_prompt_are_those_of_a_triangle():
 
 
 def test_layers_outgrow_caches_and_keep_to_what_kernels_take():
-    """128 rows of 16,384 keys have 2**31 elements a layer: two layers of bytes are refused."""
+    """128 rows of 16,384 keys have 2**31 elements a layer; kernels reject two layers of int8."""
     heads = MODELS["llama-3-8b"]
     assert attention_problem.num_layers(decode(heads, 1, 256), "bf16") == 8
     assert attention_problem.num_layers(decode(heads, 32, 4096), "bf16") == 2

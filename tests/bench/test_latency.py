@@ -34,8 +34,8 @@ def test_arrivals_are_the_same_draws_at_every_rate():
 
 
 class FakeEngine:
-    """A step takes a second and gives every running request a token, its first in the second step
-    after it was added: as with a step in flight.
+    """A step takes a second and gives every running request a token. The first token comes in the
+    second step after the request was added, as with one step in flight.
     """
 
     def __init__(self):
@@ -71,7 +71,7 @@ class FakeEngine:
 
 
 def test_requests_are_added_when_their_second_has_come():
-    """The second arrives during a step and is added after it; before the third all sleep."""
+    """The second arrives during a step and is added after it; before the third the loop sleeps."""
     engine = FakeEngine()
     workload = Workload(([1], [2], [3]), (2, 3, 1))
     served = open_loop.serve(engine, workload, [0.5, 1.75, 20.0], engine.clock, engine.sleep)
@@ -84,15 +84,15 @@ def test_requests_are_added_when_their_second_has_come():
 def test_times_of_requests():
     served = [Served(1.0, (1.5, 3.0, 3.5), 5), Served(2.0, (2.25,), 1)]
     assert served[0].first_token_s == 0.5
-    assert per_token_ms(served) == [500.0]  # one token alone has no time between two
+    assert per_token_ms(served) == [500.0]  # a single token has no time per token
     assert between_tokens_ms(served) == [500.0, 1500.0]  # several tokens may come at once
     assert tokens_per_second(served) == pytest.approx(6 / 2.5)
     assert quantiles(list(range(101))) == {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def measured():
-    """Two engines, idle at 10 and 20 ms a token, and at a rate at 15 and 80 ms: three waits of half
-    of that, and then a long one.
+    """Two engines with mean times per token of 10 and 20 ms when idle, 15 and 80 ms under load;
+    under load, three waits are half of the mean and one is long.
     """
     loaded = Condition("70% of saturation", 2.0, 0.7)
 
@@ -138,7 +138,7 @@ def test_distributions_are_drawn(tmp_path):
 
 
 def test_a_small_run_beside_a_peer(tmp_path, monkeypatch, capsys):
-    """End to end on a tiny model, with a script that answers as vLLM's does."""
+    """End to end on a tiny model, with a fake of the script that runs vLLM."""
     write_hf_folder("base", tmp_path / "tiny")
     write_fake_peers(tmp_path, monkeypatch, "vllm_online.py")
     monkeypatch.setattr(peer_script, "check", lambda *_: None)  # it reads no model
@@ -184,7 +184,7 @@ def test_starts_are_timed_until_the_first_byte(tmp_path):
 
 
 def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
-    """The cache is filled before the clock runs, and no other start sees it."""
+    """The cache is filled before timing, and the starts without a cache do not use it."""
     (tmp_path / "m.gguf").touch()
     seen = []
 

@@ -1,4 +1,4 @@
-"""What sharing blocks saves: samples, beams, and a common prompt."""
+"""Savings by sharing blocks: samples, beams, and a common prompt."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def test_accounting_counts_each_block_once():
 
 
 def test_samples_copy_the_partly_filled_block_and_no_other():
-    """A prompt of 6 in blocks of 4: the last writer keeps the original."""
+    """A prompt of 6 tokens in blocks of 4; the last sequence to write keeps the original block."""
     blocks = BlockPool(16, 4)
     family = sharing.Family.start(blocks, 6, 3)
     assert (family.account().num_referenced_blocks, family.account().tokens_saved) == (2, 12)
@@ -70,7 +70,7 @@ def test_parallel_savings_are_the_closed_form_for_the_same_requests(mix):
 
 
 def test_a_common_prompt_is_stored_once():
-    """62 full blocks of 16 in 1,000 tokens, saved by 9 of 10."""
+    """1,000 tokens have 62 full blocks of 16, which 9 of 10 requests save."""
     prompts, outputs = sharing.common_prompt(ALPACA, 10, 1000, 16, 0)
     for found in (prompts, outputs):
         assert found.table_blocks - found.blocks == found.mean_blocks_saved == 9 * 62

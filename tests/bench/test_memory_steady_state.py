@@ -28,7 +28,7 @@ def test_requests_are_the_same_for_the_same_seed():
 
 
 def test_length_of_a_running_request():
-    """Prompts of 3 and outputs of 1 or 3: lengths 3 in one step, and 3, 4, 5 in three."""
+    """Prompts of 3, outputs of 1 or 3: length 3 for one step, and 3, 4, 5 for one step each."""
 
     class Mix:
         def draw(self, rng, count):
@@ -38,7 +38,7 @@ def test_length_of_a_running_request():
 
 
 def test_an_arena_against_a_bitmap():
-    """First fit, whole pieces, merged holes: the arena's holes are the runs of the bitmap."""
+    """Allocation is first fit, and the arena's holes are the runs of free bits."""
     arena, used, held, rng = Arena(50), [False] * 50, [], random.Random(0)
     for _ in range(2000):
         if held and rng.random() < 0.5:
@@ -64,7 +64,7 @@ def test_reservations():
 
 
 def test_free_room_in_pieces_is_external_waste():
-    """Of 20 slots, pieces of 6, 8 and 6 in exact reservations; the next request needs 9."""
+    """Exact reservations of 6, 8 and 6 in 20 slots; the next request needs 9."""
     manager = ContiguousManager(20, RESERVATIONS[2])
     requests = [Live(2, 5, known=2), Live(4, 5, known=4), Live(2, 5, known=2)]
     assert all(manager.admit(each, True) for each in requests)
@@ -89,7 +89,7 @@ def test_contiguous_shares_add_up_to_the_arena(reservation):
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_paged_waste_is_the_closed_form(block_size):
-    """Half a block a sequence, within 0.5 points of what the mix alone predicts."""
+    """Half a block per sequence, within 0.5 percentage points of the closed form."""
     manager = PagedManager(4096, block_size)
     simulation = Simulation(manager, stream(SHAREGPT, 0))
     found = simulation.run(300)
@@ -104,7 +104,7 @@ def test_paged_waste_is_the_closed_form(block_size):
 
 
 def test_who_was_preempted_comes_back_with_all_its_tokens():
-    """Two requests of 4 + 8 in 4 blocks of 4: the newer one gives way and ends second."""
+    """Two requests of 4 + 8 in 4 blocks of 4: the newer is preempted and ends second."""
     simulation = Simulation(PagedManager(16, 4), iter([(4, 8), (4, 8), *[(16, 1)] * 9]))
     found = simulation.run(2)
     assert simulation.preemptions == 1

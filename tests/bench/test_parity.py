@@ -21,7 +21,7 @@ def test_distribution_of_made_up_differences():
 
 
 def test_a_small_run(tmp_path, capsys):
-    """End to end on a tiny model without a peer, in both data types; two rows, for few shapes."""
+    """End to end on a tiny model without a peer, in both dtypes; two rows keep compilations few."""
     write_hf_folder("base", tmp_path / "tiny")
     options = "--num-prompts 2 --tokens 3".split()
     status = parity.main(
@@ -42,7 +42,7 @@ def test_a_small_run(tmp_path, capsys):
 
 
 def test_the_peer_is_given_the_sampled_tokens(tmp_path, capsys, monkeypatch):
-    """A stand-in for its process, whose cached decode is 0.25 off everywhere."""
+    """A fake replaces its process; its cached decode differs by 0.25 everywhere."""
     (tmp_path / "m.gguf").touch()
     outputs, logprobs = [[5, 6], [7, 8]], np.array([[-1.0, -2.0], [-3.0, -4.0]])
     monkeypatch.setattr(parity, "load_checkpoint", lambda *_: (FakeConfig, None, None))
@@ -87,6 +87,6 @@ def test_mistakes_end_in_one_line(options, message, capsys):
 
 
 def test_a_peer_that_fails_says_why(tmp_path):
-    """There is no such model, and where torch is missing the script ends before it looks."""
+    """The model does not exist; without torch the script fails even earlier."""
     with pytest.raises(ValueError, match="the peer ended with status 1: "):
         peer_script.call("hf_parity.py", sys.executable, tmp_path / "m.gguf", "float32", {})

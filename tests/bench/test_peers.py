@@ -46,7 +46,7 @@ def test_peers_exchange_lines_until_nobody_asks(tmp_path):
 
 @pytest.mark.parametrize("begun_with", [signal.SIG_DFL, signal.SIG_IGN])
 def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path, begun_with):
-    """Also where the asker is a background job, whose children begin with SIGINT ignored."""
+    """Also if the caller is a background job, whose children start with SIGINT ignored."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))
     before = signal.signal(signal.SIGINT, begun_with)
@@ -63,7 +63,7 @@ def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path, begun_with):
             process.stdin.write('{"seconds": 600}\n')
             process.stdin.flush()
             assert process.stderr.readline() == "said by a library\n"
-            time.sleep(0.5)  # by now it waits in a system call, which only a signal ends
+            time.sleep(0.5)  # by now it blocks in a system call, which only a signal interrupts
             _, said = process.communicate(timeout=60)
         finally:
             process.kill()
@@ -81,7 +81,7 @@ def test_a_peer_that_fails_later_says_why(tmp_path, monkeypatch):
 
 
 def test_a_peer_that_fails_says_why(tmp_path):
-    """There is no such model, and where torch is missing the script ends before it looks."""
+    """The model does not exist; without torch the script fails even earlier."""
     model = tmp_path / "m.gguf"
     with pytest.raises(ValueError, match="the peer ended with status 1: "):
         Peer("hf_static", sys.executable, model, "float32", 2)

@@ -1,4 +1,4 @@
-"""The sampling benchmark: its clock, its sorts, a small run of it all."""
+"""The sampling benchmark: its timer, its kinds of sampling, and a small run."""
 
 import json
 import time

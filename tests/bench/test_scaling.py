@@ -12,7 +12,7 @@ from tests.support.tiny_models import write_hf_folder
 
 
 def test_decoding_counts_what_came_after_all_had_begun():
-    """Two requests of three tokens: the second begins at 2 s, then three tokens take 2 s."""
+    """Two requests of three tokens: the second has its first token at 2 s; three more take 2 s."""
     found = scaling.rates([1.0, 2.0, 2.0, 3.0, 3.0, 4.0], 2.0, 14)
     assert found == {
         "seconds": 4.0, "output_per_second": 1.5, "all_per_second": 5.0,
@@ -54,7 +54,7 @@ def test_timer_leaves_the_scheduler_as_it_was():
 
 
 def test_a_small_run(tmp_path, capsys):
-    """End to end on a tiny model: four of six requests wait at first, and two fill a context."""
+    """End to end on a tiny model: of six requests four wait, and two fill a context of 32."""
     write_hf_folder("base", tmp_path / "tiny")
     status = scaling.main(
         ["--model", str(tmp_path / "tiny"), "--dtype", "float32", "--requests", "2", "6",

@@ -21,7 +21,7 @@ def test_lists_are_extended_to_the_longest():
     assert {len(each) for each in longer} == {max(map(len, ragged))}
     for short, long in zip(ragged, longer, strict=True):
         assert long[: len(short)] == short and all(3 <= token < 128 for token in long)
-    # What they were extended with is no prefix that sharing could profit from.
+    # Extended lists share no prefix.
     assert len({tuple(each[:16]) for each in longer}) == 8
 
 
@@ -56,7 +56,7 @@ def made_up(peer=True, compilations=0):
 
 
 def test_ratios_are_those_of_each_repeat():
-    """Medians of 1.5, 1, 2; of 3, 2, 4; and of 3, 2, 2.5: not ratios of medians."""
+    """Medians of the repeats' ratios, not ratios of medians."""
     result = made_up()
     for name, repeats, cpu in [
         ("at_equal_padding", [1.5, 1.0, 2.0], 4.0),
@@ -70,7 +70,7 @@ def test_ratios_are_those_of_each_repeat():
     assert result["max_abs_difference"] == 0.5
     assert result["engines"][0]["tokens_per_second"]["median"] == 200
     assert result["engines"][1]["tokens"] == 100
-    json.dumps(result)  # no arrays are left in it
+    json.dumps(result)  # it has no arrays
 
 
 def test_report_of_made_up_trials():
@@ -90,7 +90,7 @@ def test_without_a_peer_nothing_is_said_of_it():
 
 
 def test_a_small_run(tmp_path, capsys, monkeypatch):
-    """End to end on a tiny model, with a stand-in for the peer's process."""
+    """End to end on a tiny model, with a fake instead of the peer's process."""
     write_hf_folder("base", tmp_path / "tiny")
 
     def call(script, interpreter, gguf, dtype, given, options):

@@ -1,4 +1,4 @@
-"""What `bench.step_facts` counts and computes; `test_aot` compiles such steps."""
+"""Counts and arithmetic of `bench.step_facts`; `test_aot` compiles such steps."""
 
 import json
 
@@ -10,7 +10,7 @@ from pallas_kernels.aot_report import Kernel, Launch
 
 
 def report():
-    """A step of one product, two of our kernels, a fusion, a copy, and a kernel in a loop."""
+    """A step with one product, two of our kernels, a fusion, a copy, and a kernel in a loop."""
     names = [("CustomKernel", "gemm_fusion_dot_3"), ("CustomKernel", "add_norm"),
              ("CustomKernel", "add_norm__1"), ("CustomKernel", "loop_convert_fusion_1"),
              ("Copy", "Copy")]  # fmt: skip

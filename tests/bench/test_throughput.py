@@ -14,7 +14,7 @@ from tests.support.tiny_models import write_hf_folder
 
 
 def test_a_small_run(tmp_path, capsys):
-    """End to end on a tiny model, by both ways of batching, in one command."""
+    """End to end on a tiny model, with continuous and static batching in one command."""
     write_hf_folder("base", tmp_path / "tiny")
     options = "--dtype float32 --num-requests 6 --repeats 1 --static --batch 2 --max-num-seqs 2"
     options += " --single"
@@ -42,13 +42,13 @@ def test_a_small_run(tmp_path, capsys):
     assert "pagedjax, static batches of 2" in printed.out
     assert "repeat 1 of 1" in printed.err
     assert result["single"]["engines"][0]["repeats"][0]["generated_tokens"] == 128
-    # A run finds nothing of the same prompts' keys that the runs before it have left.
+    # No run hits the prefix cache of the previous runs, which have the same prompts.
     alone = result["single"]["engines"][0]["repeats"][0]
     assert {each["prefix_hit_tokens"] for each in (continuous, static, alone)} == {0}
 
 
 class OwnEngine:
-    """Stands in for ours: every output is zeros."""
+    """Replaces our engine; every output is zeros."""
 
     num_blocks = 7
 
@@ -63,7 +63,7 @@ class OwnEngine:
 
 
 def test_all_peers_take_turns_in_one_run(monkeypatch, tmp_path, capsys):
-    """The interpreter of the tests runs the fakes."""
+    """The fake peers run in the interpreter of the tests."""
     model = tmp_path / "m.gguf"
     model.touch()
     scripts = ("hf_static.py", "hf_continuous.py", "vllm_offline.py")
@@ -83,7 +83,7 @@ def test_all_peers_take_turns_in_one_run(monkeypatch, tmp_path, capsys):
     told = [line.split(": ")[1] for line in printed.err.splitlines()]
     names = ["pagedjax, continuous", *peers]
     assert told == 2 * [*names, *(f"{name}, one request alone" for name in names)]
-    # A fake says how often it was asked and with which rows: it is one process for all repeats.
+    # A fake reports its task's number as seconds: one process runs all repeats.
     for each, rows in zip(result["engines"][1:], ("2", "64", "64"), strict=True):
         assert [repeat["seconds"] for repeat in each["repeats"]] == [1.0, 3.0]
         assert each["repeats"][0]["rows"] == rows

@@ -62,7 +62,7 @@ def test_report_of_one_request_alone():
 
 
 def stats(**known):
-    """Statistics in which all else is 0."""
+    """Statistics with these values and 0 elsewhere."""
     return EngineStats(**{each.name: 0 for each in dataclasses.fields(EngineStats)} | known)
 
 

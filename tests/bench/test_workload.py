@@ -10,7 +10,7 @@ from bench.serving.workload import Workload, make_even_workload, make_workload
 
 
 def test_workload_is_the_measured_one():
-    """The numbers that earlier measurements were made with."""
+    """Published measurements used these numbers."""
     workload = make_workload()
     assert (workload.num_prompt_tokens, workload.num_output_tokens) == (9137, 9579)
     rng = random.Random(0)
@@ -36,7 +36,7 @@ def test_even_workload_has_one_size():
 
 
 class FakeEngine:
-    """Counts one second a step: as many steps as the longest output of a call."""
+    """Takes one second per step; a call takes as many steps as its longest output."""
 
     def __init__(self):
         self.now = 0.0
@@ -55,7 +55,7 @@ WORKLOAD = Workload(([10], [11], [12], [13], [14]), (3, 7, 2, 2, 5))
 
 
 def test_static_batches_wait_for_their_longest():
-    """Two rows a batch: 7 + 2 + 5 seconds for the 19 tokens that were asked for."""
+    """With two rows per batch, 7 + 2 + 5 seconds for the 19 requested tokens."""
     engine = FakeEngine()
     done = trial.static(WORKLOAD, 2, engine.generate, engine.clock)
     assert engine.calls == [(2, [7, 7]), (2, [2, 2]), (1, [5])]
@@ -86,5 +86,5 @@ def test_agreement_stops_at_the_first_difference():
 
 
 def test_pool_holds_the_longest_that_run_together():
-    """Two of five run at once, 1 + 7 tokens each: one block each, and a spare one."""
+    """Two of five run at once with 1 + 7 tokens each: one block each, and the watermark."""
     assert blocks_without_preemption(WORKLOAD, 2) == 3
