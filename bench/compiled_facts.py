@@ -39,7 +39,7 @@ def gather(models: Sequence[str], dtypes: Sequence[str], seconds: float) -> list
     """Compile for at most `seconds` and return the facts; FileNotFoundError without the plugin."""
     if not PLUGIN.is_dir():
         raise FileNotFoundError(
-            f"nothing is compiled for an H200: there is no folder {PLUGIN.name}; "
+            f"cannot compile for an H200: there is no folder {PLUGIN.name}; "
             "`make .aot/.installed` makes it"
         )
     with tempfile.TemporaryDirectory(prefix="facts-") as folder:

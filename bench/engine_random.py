@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     batches = [int(each) for each in options.batches.split(",")]
     if min(batches) < 1 or options.prompt < 1 or options.output < 2 * SETTLED + 2:
-        raise ValueError(f"batches and prompts are at least 1, outputs {2 * SETTLED + 2}")
+        least = 2 * SETTLED + 2
+        raise ValueError(f"--batches and --prompt must be at least 1, --output at least {least}")
     command_line.check_targets(options.json)
     result: dict[str, Any] = {"header": header.describe(), "batches": []}
     result["parameters"] = {
@@ -79,7 +80,7 @@ def _load(engine: Engine, batch: int, options: argparse.Namespace, seed: int) ->
     start = time.perf_counter()
     first: float | None = None
     alive: set[str] = set()
-    steps: list[tuple[float, bool]] = []  # seconds, and whether every request decoded
+    steps: list[tuple[float, bool]] = []  # seconds of a step, and whether every request decoded
     lengths: dict[str, int] = {}
     while engine.has_unfinished_requests():
         before = time.perf_counter()

@@ -34,7 +34,7 @@ from bench.serving.workload import Workload
 from pagedjax.checks.one_line import exit_status
 
 OURS = "pagedjax"
-# Options that `--cold` refuses, besides those of arrivals and of the plot.
+# Options that `--cold` refuses, besides `--rates`, `--load` and `--plot`.
 ARRIVING = (
     "num_requests", "idle_requests", "max_num_seqs", "max_num_batched_tokens", "block_size",
 )  # fmt: skip
@@ -70,14 +70,14 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("rates", "load"):
         given = getattr(options, name) or ()
         if not all(0 < each < math.inf for each in given):
-            raise ValueError(f"--{name} must be above 0, and finite")
+            raise ValueError(f"--{name} must be above 0 and finite")
         if len(set(given)) < len(given):
-            raise ValueError(f"--{name} has a number twice")
+            raise ValueError(f"--{name} has a duplicate value")
     if options.cold:
         for name in (*ARRIVING, "rates", "load", "plot"):
             if getattr(options, name) != _parser().get_default(name):
                 option = name.replace("_", "-")
-                raise ValueError(f"--{option} is for requests that arrive, which --cold has not")
+                raise ValueError(f"--{option} cannot be used with --cold")
 
 
 def _cold(options: argparse.Namespace) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     command_line.check(options, ())
     llm = LLM(options.model, options.dtype, max_model_len=2048, max_num_seqs=1, num_blocks=512)
-    _first_token_seconds(llm, 0)  # this and the next call compile the shapes
+    _first_token_seconds(llm, 0)  # these two calls compile the shapes of both cases
     _first_token_seconds(llm, 0)
     seeds = range(1, options.repeats + 1)
     cold, warm = zip(

@@ -6,7 +6,7 @@ import random
 
 from bench.serving.workload import FIRST_ID, SEED
 
-GROUPS, COMPLETIONS = 8, 8  # number of shared prompts, and of completions of each
+GROUPS, COMPLETIONS = 8, 8  # number of shared prompts, and completions of each
 SHARED_LEN, OWN_LEN = 192, 64  # tokens of a shared prompt, and of a completion
 TokenLists = list[list[int]]
 

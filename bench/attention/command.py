@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
     if options.tune and not where.on_gpu:
         raise ValueError("--tune measures kernels on a GPU, and there is none")
     if options.tune and options.plot is not None:
-        raise ValueError("--tune draws no --plot")
+        raise ValueError("--tune does not support --plot")
     known = {"shapes": tuple(MODELS), "paths": tuple(PATHS), "dtypes": DTYPES, "kinds": KINDS}
     for name, supported in known.items():
         for each in getattr(options, name):
@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
                 raise ValueError(f"--{name} {each!r} is unknown; supported: {', '.join(supported)}")
     for name in ("batches", "contexts"):
         if min(getattr(options, name)) < 1:
-            raise ValueError(f"--{name} must be 1 and more")
+            raise ValueError(f"--{name} must be at least 1")
     for name in ("chunk", "repeats", "block_size"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -159,7 +159,7 @@ def _tune(options: argparse.Namespace, where: Where, described: dict[str, Any]) 
     for index, (key, (case, dtype)) in enumerate(todo.items()):
         left = end - time.monotonic()
         if left <= 0:
-            print(f"out of time: {len(todo) - index} of {len(todo)} choices were not made")
+            print(f"out of time: {len(todo) - index} of {len(todo)} keys were not tuned")
             break
         problem = make_problem(case, dtype, options.block_size)
         done = tuning.search(problem, where, left / (len(todo) - index))

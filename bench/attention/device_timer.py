@@ -101,5 +101,5 @@ def take_turns(contenders: dict[str, Timed], repeats: int) -> dict[str, Timing]:
 
 
 def measure(program: Callable[[Any], Any], value: Any, calls: int, repeats: int) -> Timing:
-    """`take_turns` of one contender."""
+    """Time one program on its own."""
     return take_turns({"it": Timed(program, value, calls)}, repeats)["it"]

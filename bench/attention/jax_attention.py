@@ -89,11 +89,11 @@ def dense(
     """
     case = problem.case
     if problem.k_scales is not None:
-        raise NotImplementedError("dense attention has no keys of one byte with scales")
+        raise NotImplementedError("dense attention does not support one-byte pools")
     causal = case.kind == "prefill"
     if causal and not case.starts_empty:
         raise NotImplementedError(
-            "its causal mask begins at the first key: no queries after a context"
+            "its causal mask starts at the first key: queries cannot follow a context"
         )
     rows, most = case.rows, max(case.queries)
     lengths = {}

@@ -139,7 +139,7 @@ def triton(problem: Problem, where: Where, chosen: Any = None) -> Prepared:
 
 def _mosaic(problem: Problem, where: Where) -> Prepared:
     if problem.case.kind != "decode":
-        raise NotImplementedError("a kernel for decode alone")
+        raise NotImplementedError("supports decode only")
     if not where.is_hopper and not where.interpret:
         raise NotImplementedError("needs a Hopper GPU")
     try:
@@ -151,7 +151,7 @@ def _mosaic(problem: Problem, where: Where) -> Prepared:
 
 def _jax_paged(problem: Problem, where: Where) -> Prepared:
     if problem.case.kind != "decode":
-        raise NotImplementedError("a kernel for decode alone")
+        raise NotImplementedError("supports decode only")
     _refuse_cpu(where)
     run, layers = jax_attention.paged_decode(problem, where.interpret)
     return Prepared(lambda q, layer, operands: run(q, operands), layers, by_layer=True)
@@ -166,7 +166,7 @@ def _cudnn(problem: Problem, where: Where) -> Prepared:
 
 def _refuse_cpu(where: Where) -> None:
     if not where.on_gpu and not where.interpret:
-        raise NotImplementedError("needs a GPU; on a CPU its interpreter is only checked")
+        raise NotImplementedError("needs a GPU; on a CPU it is only checked in interpret mode")
 
 
 PATHS: dict[str, Prepare] = {

@@ -29,7 +29,7 @@ QUERIES_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Problem:
-    """Arguments of the ops. A pool has exactly the pages that the rows need; their size is T."""
+    """Arguments of the ops. A pool has exactly the pages that the rows need."""
 
     case: Case
     dtype: str
@@ -44,12 +44,12 @@ class Problem:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Number of layers, L."""
         return self.k_pool.shape[0]
 
     @property
     def size(self) -> int:
-        """T."""
+        """Tokens per page, T."""
         return self.k_pool.shape[3]
 
     @property

@@ -68,7 +68,7 @@ def _row(name: str, path: dict[str, Any]) -> tuple[str, ...]:
 
 def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
     """Format the checks in interpret mode."""
-    lines = ["", "kernels in their interpreters, against the reference; nothing is timed:"]
+    lines = ["", "kernels in interpret mode, compared with the reference; nothing is timed:"]
     for each in checks:
         said = (
             f"{each['status']}: {each['reason']}"
@@ -99,8 +99,8 @@ def facts_lines(facts: Sequence[dict[str, Any]]) -> list[str]:
             )  # fmt: skip
     failed = [f"{fact['case']}: {fact['reason']}" for fact in facts if "reason" in fact]
     note = (
-        "roofline: arithmetic and no measurement; bytes over 4.8 TB/s, or flops over 989 TFLOP/s "
-        "where that is longer"
+        "roofline: arithmetic, not a measurement; bytes over 4.8 TB/s or flops over 989 TFLOP/s, "
+        "whichever takes longer"
     )
     return ["", *(table(columns, rows) if rows else []), *failed, note]
 

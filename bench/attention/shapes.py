@@ -17,7 +17,7 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """G, the query heads that share a kv head."""
+        """Query heads per KV head, G."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         return len(self.contexts)
 
     @property

@@ -28,7 +28,10 @@ def what_is_too_large(case: Case, dtype: str, where: Where) -> str | None:
     needed, available = COPIES * pool_bytes(case, dtype), _memory(where)
     if needed <= available:
         return None
-    return f"needs {needed / 2**30:.1f} GiB with its copies; there are {available / 2**30:.1f}"
+    return (
+        f"needs {needed / 2**30:.1f} GiB with its copies, "
+        f"but {available / 2**30:.1f} GiB are available"
+    )
 
 
 def _memory(where: Where) -> int:

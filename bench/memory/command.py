@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Refuse invalid options now, not after the simulations."""
     if options.requests < 10:
-        raise ValueError("--requests must be at least 10, a fifth of which is for warming up")
+        raise ValueError("--requests must be at least 10, because a fifth of them is warmup")
     if options.seed < 0:
         raise ValueError("--seed must not be negative")
     command_line.check_targets(options.json, options.plot)

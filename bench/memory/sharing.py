@@ -183,7 +183,7 @@ def measure(
         savings.copies += family.copies
         savings.requests.append((prompt_len, output_len))
         family.end()
-    assert blocks.num_free == blocks.num_blocks, "a block is lost"
+    assert blocks.num_free == blocks.num_blocks, "a block was not released"
     return savings
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     given = json.loads(args.given.read_text(encoding="utf-8"))
     prompts, outputs = given["prompts"], given["outputs"]
     if len(prompts) != len(outputs) or len(set(map(len, outputs))) != 1:
-        raise ValueError("Every prompt needs an output, and all outputs the same length.")
+        raise ValueError("Every prompt needs an output, and all outputs must have the same length.")
     model = load(args.gguf, DTYPES[args.dtype])
     result = {
         "cached": cached(model, prompts, outputs),

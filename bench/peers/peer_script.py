@@ -23,7 +23,7 @@ def check(interpreter: str, gguf: Path) -> None:
     if shutil.which(interpreter) is None:
         raise ValueError(f"the peer's interpreter {interpreter} cannot be run")
     if gguf.suffix != ".gguf":
-        raise ValueError(f"the peer reads .gguf files alone, and the model is {gguf}")
+        raise ValueError(f"the peer reads only .gguf files, but the model is {gguf}")
 
 
 def call(
@@ -122,5 +122,5 @@ class Living:
 
 def failure(status: int, said: str) -> ValueError:
     """Return the error for a process that failed, with the last line of its stderr."""
-    lines = said.strip().splitlines() or ["it said nothing"]
+    lines = said.strip().splitlines() or ["no message"]
     return ValueError(f"the peer ended with status {status}: {lines[-1]}")

@@ -76,8 +76,7 @@ def num_compilations(result: dict[str, Any]) -> int:
 def void(compilations: int) -> str:
     """Return the warning for a result with programs that were compiled during timed runs."""
     return (
-        f"WARNING: {compilations} PROGRAM(S) WERE COMPILED WHILE THE CLOCK RAN; "
-        "THESE NUMBERS ARE VOID"
+        f"WARNING: {compilations} PROGRAM(S) WERE COMPILED IN TIMED RUNS; THESE NUMBERS ARE INVALID"
     )
 
 
@@ -103,7 +102,7 @@ def _remarks(result: dict[str, Any]) -> list[str]:
     for name, same in result["agreement"].items():
         remarks.append(
             f"greedy ids equal to those of {name} up to the first difference: {same['ids']:,} of "
-            f"{same['of_ids']:,}; in {same['requests']} of {same['of_requests']} requests all are"
+            f"{same['of_ids']:,}; all ids in {same['requests']} of {same['of_requests']} requests"
         )
     return ["", *remarks] if remarks else []
 

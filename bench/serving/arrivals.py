@@ -13,7 +13,7 @@ def poisson(rate: float, count: int) -> list[float]:
     All rates scale the same draws, so that results at two rates differ by the rate alone.
     """
     if rate <= 0:
-        raise ValueError(f"a rate must be above 0, and {rate} is not")
+        raise ValueError(f"the rate is {rate}, but must be above 0")
     rng, now, seconds = random.Random(SEED), 0.0, []
     for _ in range(count):
         now += rng.expovariate(1.0) / rate

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.serving.workload import Workload
 
-# (prompts, tokens to generate for each) -> output ids of each
+# (prompts, output lengths) -> output ids of each
 Generate = Callable[[Sequence[list[int]], Sequence[int]], list[list[int]]]
 Clock = Callable[[], float]
 

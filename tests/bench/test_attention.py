@@ -60,7 +60,7 @@ def test_what_is_too_large_or_too_late_is_said(monkeypatch, capsys):
     monkeypatch.setattr(attention_trial, "_memory", lambda where: 1)
     monkeypatch.setattr(attention.interpreted, "checks", lambda paths, kinds: [])
     assert attention.main(f"{TINY} --kinds prefill".split()) == 0
-    assert capsys.readouterr().out.count("with its copies; there are 0.0") == 3
+    assert capsys.readouterr().out.count("GiB with its copies, but 0.0 GiB are available") == 3
     assert attention.main(f"{TINY} --kinds prefill --seconds -1".split()) == 0
     assert capsys.readouterr().out.count("not run: past --seconds -1") == 3
 
@@ -69,7 +69,7 @@ def test_what_is_too_large_or_too_late_is_said(monkeypatch, capsys):
     ("options", "message"),
     [("--tune", "--tune measures kernels on a GPU, and there is none"),
      ("--shapes gpt-2", "--shapes 'gpt-2' is unknown; supported: llama-3-8b"),
-     ("--dtypes fp4", "--dtypes 'fp4' is unknown"), ("--batches 0", "--batches must be 1 and more"),
+     ("--dtypes fp4", "--dtypes 'fp4' is unknown"), ("--batches 0", "--batches must be at least 1"),
      ("--repeats 0", "--repeats must be at least 1"),
      ("--json MISSING/x.json", "there is no folder for MISSING")],
 )  # fmt: skip

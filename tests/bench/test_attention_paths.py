@@ -67,10 +67,10 @@ def test_dense_attention_agrees_through_its_adapter(case):
 
 def test_dense_attention_refuses_what_it_cannot_express():
     chunks = attention_problem.make_problem(CHUNKS, "bf16", 16, layers=1)
-    with pytest.raises(NotImplementedError, match="begins at the first key"):
+    with pytest.raises(NotImplementedError, match="starts at the first key"):
         jax_attention.dense(chunks, "cudnn")
     stored = attention_problem.make_problem(RAGGED, "int8", 16, layers=1)
-    with pytest.raises(NotImplementedError, match="one byte"):
+    with pytest.raises(NotImplementedError, match="one-byte"):
         jax_attention.dense(stored, "cudnn")
 
 

@@ -29,7 +29,7 @@ def test_arrivals_are_the_same_draws_at_every_rate():
     assert slow == sorted(slow) and slow[0] > 0
     assert slow[-1] == pytest.approx(1000, rel=0.1)
     assert fast == pytest.approx([second / 2 for second in slow])
-    with pytest.raises(ValueError, match="a rate must be above 0, and 0 is not"):
+    with pytest.raises(ValueError, match="the rate is 0, but must be above 0"):
         poisson(0, 3)
 
 
@@ -213,13 +213,13 @@ def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
         ("--model . --idle-requests 0", "error: --idle-requests must be at least 1"),
         ("--model . --rates 1 0", "error: --rates must be above 0"),
         ("--model . --load -1", "error: --load must be above 0"),
-        ("--model . --cold --plot x.png", "error: --plot is for requests that arrive"),
-        ("--model . --cold --load 0.5", "error: --load is for requests that arrive"),
-        ("--model . --cold --max-num-seqs 8", "error: --max-num-seqs is for requests"),
+        ("--model . --cold --plot x.png", "error: --plot cannot be used with --cold"),
+        ("--model . --cold --load 0.5", "error: --load cannot be used with --cold"),
+        ("--model . --cold --max-num-seqs 8", "error: --max-num-seqs cannot be used"),
         ("--model . --rates nan", "error: --rates must be above 0"),
-        ("--model . --load 0.5 0.5", "error: --load has a number twice"),
+        ("--model . --load 0.5 0.5", "error: --load has a duplicate value"),
         ("--model . --json .", "error: . is a folder; name a file"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
 def test_mistakes_end_in_one_line(options, message, capsys):

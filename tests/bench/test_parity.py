@@ -1,4 +1,4 @@
-"""The parity benchmark: its arithmetic, its refusals, and a small run of it all."""
+"""The parity benchmark: its arithmetic, its errors, and a small run."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ class FakeConfig:
         ("--model . --tokens 0", "error: --tokens must be at least 1"),
         ("--model . --dtypes float16", "error: --dtypes float16 is unknown; supported: float32,"),
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
 def test_mistakes_end_in_one_line(options, message, capsys):

@@ -1,4 +1,4 @@
-"""The scoring benchmark: its lists, its arithmetic, its report, and a small run of it all."""
+"""The scoring benchmark: its lists, its arithmetic, its report, and a small run."""
 
 import json
 import sys
@@ -142,7 +142,7 @@ def test_a_small_run(tmp_path, capsys, monkeypatch):
         ("--model . --repeats 0", "error: --repeats must be at least 1"),
         ("--model . --num-lists 0", "error: --num-lists must be at least 1"),
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
 def test_mistakes_end_in_one_line(options, message, capsys):

@@ -102,7 +102,7 @@ def test_all_peers_take_turns_in_one_run(monkeypatch, tmp_path, capsys):
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
         ("--model . --peer MISSING/python", "error: the peer's interpreter MISSING/python"),
         ("--model . --peers vllm", "error: --peers needs --peer"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
 def test_mistakes_end_in_one_line(options, message, capsys):
