@@ -56,7 +56,7 @@ def test_a_small_run(tmp_path, capsys):
     assert "dispatched one by one" in out and "xla-online" in out
 
 
-def test_what_is_too_large_or_too_late_is_said(monkeypatch, capsys):
+def test_cases_too_large_or_past_the_time_limit_are_skipped(monkeypatch, capsys):
     monkeypatch.setattr(attention_trial, "_memory", lambda where: 1)
     monkeypatch.setattr(attention.interpreted, "checks", lambda paths, kinds: [])
     assert attention.main(f"{TINY} --kinds prefill".split()) == 0
@@ -73,7 +73,7 @@ def test_what_is_too_large_or_too_late_is_said(monkeypatch, capsys):
      ("--repeats 0", "--repeats must be at least 1"),
      ("--json MISSING/x.json", "there is no folder for MISSING")],
 )  # fmt: skip
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert attention.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: {message}") and said.count("\n") == 1

@@ -74,7 +74,7 @@ def test_dense_attention_refuses_what_it_cannot_express():
         jax_attention.dense(stored, "cudnn")
 
 
-def test_what_disagrees_is_said_and_not_timed():
+def test_a_path_that_disagrees_is_not_timed():
     problem = attention_problem.make_problem(RAGGED, "bf16", 16, layers=1)
     wanted = attention_problem.exact(problem, 0)
 

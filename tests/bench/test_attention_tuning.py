@@ -53,7 +53,7 @@ def test_the_search_ends_in_time():
     assert done.best is None and done.notes == ["out of time; the rest was not tried"]
 
 
-def test_candidates_are_measured_once_they_agree():
+def test_candidates_that_fail_are_noted():
     """The whole search on a CPU, where each candidate fails and leaves a note."""
     problem = attention_problem.make_problem(decode(SMALL, 2, 32), "bf16", 16, layers=1)
     done = tuning.search(problem, CPU, 60)

@@ -35,14 +35,14 @@ def test_bytes_of_one_byte_pools(dtype):
     assert work.kv_bytes + work.scale_bytes == block_bytes(one_layer, 16, dtype) * 32 * 4096 // 16
 
 
-def test_flops_of_a_prompt_are_those_of_a_triangle():
+def test_flops_of_a_prompt_count_the_causal_triangle():
     """8 queries see 1 + 2 + ... + 8 keys; the last 2 of 8 see 7 + 8."""
     heads = Heads("one", 1, 1, 16)
     assert roofline.work(Case(heads, "prefill", "", (8,), (8,)), "bf16").flops == 36 * 16 * 4
     assert roofline.work(Case(heads, "prefill", "", (8,), (2,)), "bf16").flops == 15 * 16 * 4
 
 
-def test_layers_outgrow_caches_and_keep_to_what_kernels_take():
+def test_number_of_layers_exceeds_caches_and_suits_the_kernels():
     """128 rows of 16,384 keys have 2**31 elements a layer; kernels reject two layers of int8."""
     heads = MODELS["llama-3-8b"]
     assert attention_problem.num_layers(decode(heads, 1, 256), "bf16") == 8

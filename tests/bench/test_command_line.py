@@ -8,9 +8,7 @@ import pytest
 from bench.report import command_line
 
 
-def test_the_model_that_is_taken_when_none_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smollm2_gguf: Path
-) -> None:
+def test_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smollm2_gguf: Path) -> None:
     parser = argparse.ArgumentParser()
     command_line.add_model(parser)
     options = parser.parse_args([])

@@ -70,7 +70,7 @@ class FakeEngine:
         return outputs
 
 
-def test_requests_are_added_when_their_second_has_come():
+def test_requests_are_added_at_their_arrival_time():
     """The second arrives during a step and is added after it; before the third the loop sleeps."""
     engine = FakeEngine()
     workload = Workload(([1], [2], [3]), (2, 3, 1))
@@ -222,7 +222,7 @@ def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
         (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert latency.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

@@ -67,7 +67,7 @@ def test_a_table_is_aligned():
         ("--plot MISSING/x.png", "error: there is no folder for MISSING"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert memory.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

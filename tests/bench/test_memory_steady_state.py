@@ -103,7 +103,7 @@ def test_paged_waste_is_the_closed_form(block_size):
     manager.blocks.check([each.place for each in simulation.running])
 
 
-def test_who_was_preempted_comes_back_with_all_its_tokens():
+def test_a_preempted_request_is_recomputed_with_all_its_tokens():
     """Two requests of 4 + 8 in 4 blocks of 4: the newer is preempted and ends second."""
     simulation = Simulation(PagedManager(16, 4), iter([(4, 8), (4, 8), *[(16, 1)] * 9]))
     found = simulation.run(2)

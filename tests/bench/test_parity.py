@@ -80,7 +80,7 @@ class FakeConfig:
         (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert parity.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

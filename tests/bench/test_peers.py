@@ -34,7 +34,7 @@ finally:
 """
 
 
-def test_peers_exchange_lines_until_nobody_asks(tmp_path):
+def test_peers_exchange_lines_of_json(tmp_path):
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))
     with peer_script.Living([sys.executable, str(script)]) as peer:
@@ -45,7 +45,7 @@ def test_peers_exchange_lines_until_nobody_asks(tmp_path):
 
 
 @pytest.mark.parametrize("begun_with", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_peer_stops_working_when_its_asker_is_gone(tmp_path, begun_with):
+def test_a_peer_is_interrupted_when_its_caller_exits(tmp_path, begun_with):
     """Also if the caller is a background job, whose children start with SIGINT ignored."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER.format(folder=str(peer_script.FOLDER)))

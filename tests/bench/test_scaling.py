@@ -11,7 +11,7 @@ from bench.serving.schedule_timer import ScheduleTimer, by_waiting
 from tests.support.tiny_models import write_hf_folder
 
 
-def test_decoding_counts_what_came_after_all_had_begun():
+def test_decoding_rate_counts_tokens_after_every_first_token():
     """Two requests of three tokens: the second has its first token at 2 s; three more take 2 s."""
     found = scaling.rates([1.0, 2.0, 2.0, 3.0, 3.0, 4.0], 2.0, 14)
     assert found == {
@@ -44,7 +44,7 @@ class FakeEngine:
         self.scheduler = FakeScheduler()
 
 
-def test_timer_leaves_the_scheduler_as_it_was():
+def test_timer_restores_the_scheduler():
     engine = FakeEngine()
     with ScheduleTimer(engine) as timer:
         assert engine.scheduler.schedule() == "plan"
@@ -99,7 +99,7 @@ def test_panels_are_drawn(tmp_path):
         ("--model . --rows 0", "error: --rows must be at least 1"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert scaling.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

@@ -83,7 +83,7 @@ def test_report_of_made_up_trials():
     assert "WARNING: 3 PROGRAM(S)" in scoring_report.lines(made_up(compilations=1))[-1]
 
 
-def test_without_a_peer_nothing_is_said_of_it():
+def test_report_without_a_peer():
     result = made_up(peer=False)
     assert result["at_equal_padding"] is result["max_abs_difference"] is None
     assert not any("transformers" in line for line in scoring_report.lines(result))
@@ -145,7 +145,7 @@ def test_a_small_run(tmp_path, capsys, monkeypatch):
         (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert scoring.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

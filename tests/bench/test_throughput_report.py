@@ -47,7 +47,7 @@ def test_report_of_made_up_trials():
     assert lines[-1].startswith("greedy ids equal to those of peer up to the first difference: 90")
 
 
-def test_compilations_while_the_clock_ran_are_loud():
+def test_compilations_in_timed_runs_give_a_warning():
     assert "WARNING: 6 PROGRAM(S)" in report.lines(made_up_result(compilations=2))[-1]
 
 
