@@ -110,11 +110,11 @@ def _line(found: dict[str, Any]) -> str:
     step = {name: 1e3 * found["decode_step_s"][name] for name in ("median", "min", "max")}
     return (
         f"batch {found['batch']:>4}: {found['tokens_per_second']:,.1f} tokens/s with prefill; "
-        f"first token {1e3 * found['first_token_s']:.1f} ms; a decode step {step['median']:.2f} ms "
+        f"first token {1e3 * found['first_token_s']:.1f} ms; decode step {step['median']:.2f} ms "
         f"({step['min']:.2f} - {step['max']:.2f}), {found['decode_tokens_per_second']:,.1f} "
-        f"tokens/s; host {found['host_ms_a_step']:.2f} ms a step, "
-        f"{found['exposed_ms_a_step']:.2f} of them not behind the device; the run that compiled "
-        f"took {found['first_run_s']:.1f} s"
+        f"tokens/s; host {found['host_ms_a_step']:.2f} ms per step, "
+        f"{found['exposed_ms_a_step']:.2f} ms of it not hidden by the device; first run, with "
+        f"compilation, {found['first_run_s']:.1f} s"
     )
 
 

@@ -156,7 +156,7 @@ def _steps(model: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
     }
     steps = interleaved(engines, repeats)
     samples = interleaved(functions, repeats)
-    print(f"\ndecode steps of {model.name}, {rows} rows, and the sampler's share of them")
+    print(f"\ndecode steps of {model.name}, {rows} rows, and the sampler's share")
     found = []
     for name in STEPS:
         share = samples[name]["median_ms"] / steps[name]["median_ms"]

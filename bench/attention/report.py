@@ -35,7 +35,7 @@ def case_lines(entry: dict[str, Any], said: set[str]) -> list[str]:
     """Format one case. said: reasons that were printed before and are not repeated."""
     head = (
         f"{entry['model']} {entry['kind']} {entry['label']} {entry['dtype']}: "
-        f"{entry['bytes'] / MIB:,.1f} MiB, {entry['flops_per_byte']:.1f} flops a byte"
+        f"{entry['bytes'] / MIB:,.1f} MiB, {entry['flops_per_byte']:.1f} flops per byte"
     )
     found = entry.get("paths", {})
     timed = {name: each for name, each in found.items() if each["status"] == "timed"}

@@ -92,7 +92,7 @@ def _parameters(result: dict[str, Any]) -> list[str]:
         "",
         f"{_memory(result)}, as on an A100-40GB; prompt + output at most {found['max_seq_len']:,}",
         f"keys and values of one token: {', '.join(per_token)}",
-        f"seed {found['seed']}, {found['requests']:,} requests finish, the first fifth not counted",
+        f"seed {found['seed']}, {found['requests']:,} finished requests, without the first fifth",
     ]
     for name, mix in result["mixes"].items():
         parameters = ", ".join(f"{key} {value}" for key, value in mix["parameters"].items())
