@@ -1,1 +1,1 @@
-"""Benchmarks, each a command: `python -m bench.NAME`."""
+"""Benchmarks; each is a command, `python -m bench.NAME`."""

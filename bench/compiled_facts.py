@@ -1,7 +1,7 @@
-"""What the kernels become when they are compiled for an H200 that is not there.
+"""Compile the kernels for an H200 without having one, and report registers, launches and memory.
 
-`gather` runs this module in a child process, since XLA's CUDA plugin must not be on the path of a
-jax that serves a CPU; see `pallas_kernels.aot`.
+`gather` runs this module in a child process, because XLA's CUDA plugin must not be on the import
+path of a process whose jax uses the CPU; see `pallas_kernels.aot`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pallas_kernels.formats import SCALE_DTYPE
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / ".aot"
-H200_FLOPS_PER_SECOND = 989e12  # dense bfloat16, of the data sheet
+H200_FLOPS_PER_SECOND = 989e12  # dense bfloat16, from the data sheet
 ROWS, CONTEXT, CHUNK = 32, 4096, 2048
 SIZE, LAYERS = 16, 4
 
 
 def gather(models: Sequence[str], dtypes: Sequence[str], seconds: float) -> list[dict[str, Any]]:
-    """Facts of what was compiled in that time. Raises FileNotFoundError without the plugin."""
+    """Compile for at most `seconds` and return the facts; FileNotFoundError without the plugin."""
     if not PLUGIN.is_dir():
         raise FileNotFoundError(
-            f"nothing is compiled for an H200: there is no folder {PLUGIN.name}; "
+            f"cannot compile for an H200: there is no folder {PLUGIN.name}; "
             "`make .aot/.installed` makes it"
         )
     with tempfile.TemporaryDirectory(prefix="facts-") as folder:
@@ -62,7 +62,7 @@ def gather(models: Sequence[str], dtypes: Sequence[str], seconds: float) -> list
 
 
 def abstract(case: Case, dtype: str) -> Problem:
-    """The problem's shapes without its arrays."""
+    """Return a problem with the shapes of the case and no arrays."""
     pages, heads = -(-max(case.contexts) // SIZE), case.heads
     shape = (LAYERS, case.rows * pages, heads.num_kv_heads, SIZE, heads.width)
 
@@ -79,11 +79,11 @@ def abstract(case: Case, dtype: str) -> Problem:
 
 
 def programs(heads: Heads, dtype: str) -> Iterator[tuple[str, Case, Prepared]]:
-    """Name, case and program of everything that is compiled for these heads."""
+    """Yield name, case and program of every kernel compiled for these heads."""
     step = decode(heads, ROWS, CONTEXT)
     chunk = Case(
         heads, "prefill", f"chunk {CHUNK} on {4 * CHUNK}", (5 * CHUNK,), (CHUNK,)
-    )  # of a prompt whose first 8k are in the pool
+    )  # the first 8k tokens of the prompt are in the pool
     yield "triton", step, ours(triton_decode.paged_decode, abstract(step, dtype))
     yield "triton", chunk, ours(triton_prefill.paged_prefill, abstract(chunk, dtype))
     if dtype == "bf16":
@@ -95,7 +95,7 @@ def programs(heads: Heads, dtype: str) -> Iterator[tuple[str, Case, Prepared]]:
 
 
 def compile_all(models: Sequence[str], dtypes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One fact at a time."""
+    """Yield the facts of one compiled kernel at a time."""
     mesh = aot.mesh_for(aot.TARGETS["h200"])
     for model in models:
         for dtype in dtypes:
@@ -117,7 +117,7 @@ def _fact(mesh: Any, name: str, case: Case, dtype: str, prepared: Prepared) -> d
     layer = jax.ShapeDtypeStruct((), jnp.int32)
     try:
         report = aot.compile_for(mesh, prepared.run, q, layer, prepared.operands)
-    except Exception as error:  # the others' facts are worth having
+    except Exception as error:  # keep the facts of the other kernels
         return fact | {"reason": one_line(error)}
     kernels = [asdict(each) | {"shared_bytes": each.shared_bytes} for each in report.kernels]
     for kernel in kernels:
@@ -130,7 +130,7 @@ def _fact(mesh: Any, name: str, case: Case, dtype: str, prepared: Prepared) -> d
 
 
 def main(out: Path, models: Sequence[str], dtypes: Sequence[str]) -> None:
-    """Write the facts as they come, so that a child that is stopped leaves what it has."""
+    """Write the file after each fact, so that a child that is stopped keeps its results so far."""
     found: list[dict[str, Any]] = []
     for fact in compile_all(models, dtypes):
         found.append(fact)

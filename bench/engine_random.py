@@ -1,30 +1,28 @@
-"""The engine at a known model's shapes with random weights: tokens per second and step times.
+"""Throughput and step times of the engine with a known model's shapes and random weights.
 
     python -m bench.engine_random --model llama-3-8b --batches 1,32,128 --json FILE
 
-For each batch, all prompts arrive at once and decode greedily to one length. The same load runs
-twice, with other prompts: the first run compiles, the second counts. Steps in which every request
-decodes are timed on their own. The host's work includes an output for every token.
+For each batch size, all prompts arrive at once and decode greedily to one length. The load runs
+twice with different prompts: the first run compiles, the second is measured. Steps in which every
+request decodes are also timed separately. The host time includes one output per token.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.report import header
+from bench.report import command_line, header
 from bench.serving import random_model
 from pagedjax import Engine, EngineConfig, SamplingParams
 from pagedjax.checks.one_line import exit_status
 
-SETTLED = 2  # steps left out at each end of the decoding: a step is in flight beside the one read
+SETTLED = 2  # steps left out at each end of the decoding, because one further step is in flight
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     batches = [int(each) for each in options.batches.split(",")]
     if min(batches) < 1 or options.prompt < 1 or options.output < 2 * SETTLED + 2:
-        raise ValueError(f"batches and prompts are at least 1, outputs {2 * SETTLED + 2}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
+        least = 2 * SETTLED + 2
+        raise ValueError(f"--batches and --prompt must be at least 1, --output at least {least}")
+    command_line.check_targets(options.json)
     result: dict[str, Any] = {"header": header.describe(), "batches": []}
     result["parameters"] = {
         name: value for name, value in vars(options).items() if name not in ("json", "debug")
@@ -60,8 +58,8 @@ def _run(options: argparse.Namespace) -> None:
         found |= {"batch": batch, "first_run_s": compiled}
         result["batches"].append(found)
         print(_line(found), flush=True)
-        if options.json is not None:  # after each batch: a run that is stopped leaves the others
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        # After each batch size, so that a run that is stopped keeps its results so far.
+        command_line.write_json(options.json, result)
 
 
 def _engine_config(options: argparse.Namespace, most: int) -> EngineConfig:
@@ -82,7 +80,7 @@ def _load(engine: Engine, batch: int, options: argparse.Namespace, seed: int) ->
     start = time.perf_counter()
     first: float | None = None
     alive: set[str] = set()
-    steps: list[tuple[float, bool]] = []  # seconds, and whether every request decoded
+    steps: list[tuple[float, bool]] = []  # seconds of a step, and whether every request decoded
     lengths: dict[str, int] = {}
     while engine.has_unfinished_requests():
         before = time.perf_counter()
@@ -112,29 +110,26 @@ def _line(found: dict[str, Any]) -> str:
     step = {name: 1e3 * found["decode_step_s"][name] for name in ("median", "min", "max")}
     return (
         f"batch {found['batch']:>4}: {found['tokens_per_second']:,.1f} tokens/s with prefill; "
-        f"first token {1e3 * found['first_token_s']:.1f} ms; a decode step {step['median']:.2f} ms "
+        f"first token {1e3 * found['first_token_s']:.1f} ms; decode step {step['median']:.2f} ms "
         f"({step['min']:.2f} - {step['max']:.2f}), {found['decode_tokens_per_second']:,.1f} "
-        f"tokens/s; host {found['host_ms_a_step']:.2f} ms a step, "
-        f"{found['exposed_ms_a_step']:.2f} of them not behind the device; the run that compiled "
-        f"took {found['first_run_s']:.1f} s"
+        f"tokens/s; host {found['host_ms_a_step']:.2f} ms per step, "
+        f"{found['exposed_ms_a_step']:.2f} ms of it not hidden by the device; first run, with "
+        f"compilation, {found['first_run_s']:.1f} s"
     )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.engine_random", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("engine_random", __doc__)
     add = parser.add_argument
     add("--model", choices=tuple(random_model.CONFIGS), default="llama-3-8b")
-    add("--dtype", default="bfloat16")
-    add("--batches", default="1,32,128", help="requests that run together")
+    command_line.add_dtype(parser, choices=None)
+    add("--batches", default="1,32,128", help="numbers of requests that run together")
     add("--prompt", type=int, default=128, help="tokens of a prompt")
     add("--output", type=int, default=64, help="tokens that each request generates")
     add("--attention", default="auto")
     add("--kv-cache-dtype", default="auto")
-    add("--block-size", type=int, default=16)
-    add("--json", type=Path, help="write everything that was measured")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_block_size(parser)
+    command_line.add_outputs(parser)
     return parser
 
 

@@ -1,14 +1,14 @@
-"""Time to the first token and time per token while requests arrive, for pagedjax and for vLLM.
+"""Time to first token and time per output token of pagedjax and vLLM under arriving requests.
 
     python -m bench.latency --model FILE.gguf --peer PEER/bin/python --json FILE --plot FILE
     python -m bench.latency --model FILE.gguf --peer PEER/bin/python --cold
 
 The requests are those of `bench.throughput`; they arrive as a Poisson process, the same for all
-engines. `--load 0.7` is a share of our own saturation, which is measured first, by giving our
-engine all requests at once; `--rates` are requests a second. Before, both engines serve some
-requests one at a time: what an idle engine takes. Each repeat runs all conditions in turn, and the
-quantiles are over the requests of all repeats. `--cold` measures fresh processes instead: ours
-without and with a filled compilation cache, and Hugging Face's `generate`.
+engines. `--load 0.7` is a fraction of our saturation rate, which is measured first by giving our
+engine all requests at once; `--rates` are requests per second. Each engine also serves requests one
+at a time, for the latency of an idle engine. Each repeat runs all conditions in turn, and quantiles
+are over the requests of all repeats. `--cold` measures fresh processes instead: pagedjax without
+and with a filled compilation cache, and Hugging Face's `generate`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.peers import peer_script
 from bench.peers.peer import Peer
 from bench.report import command_line, header
 from bench.serving import cold_start, latency_report, open_loop, turns
 from bench.serving.arrivals import poisson
 from bench.serving.latency_report import IDLE, Condition
-from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine
+from bench.serving.own_engine import Options, OwnEngine
 from bench.serving.served import Served
 from bench.serving.workload import Workload
 from pagedjax.checks.one_line import exit_status
 
 OURS = "pagedjax"
-# Options that fresh processes have no use for, beside where requests arrive and what is drawn.
+# Options that `--cold` refuses, besides `--rates`, `--load` and `--plot`.
 ARRIVING = (
     "num_requests", "idle_requests", "max_num_seqs", "max_num_batched_tokens", "block_size",
 )  # fmt: skip
@@ -66,22 +64,20 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("repeats", "num_requests", "idle_requests", "max_num_seqs", "block_size")
     command_line.check(options, counts)
     for name in ("rates", "load"):
         given = getattr(options, name) or ()
         if not all(0 < each < math.inf for each in given):
-            raise ValueError(f"--{name} must be above 0, and finite")
+            raise ValueError(f"--{name} must be above 0 and finite")
         if len(set(given)) < len(given):
-            raise ValueError(f"--{name} has a number twice")
+            raise ValueError(f"--{name} has a duplicate value")
     if options.cold:
         for name in (*ARRIVING, "rates", "load", "plot"):
             if getattr(options, name) != _parser().get_default(name):
                 option = name.replace("_", "-")
-                raise ValueError(f"--{option} is for requests that arrive, which --cold has not")
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
+                raise ValueError(f"--{option} cannot be used with --cold")
 
 
 def _cold(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def _ask(peer: Peer, workload: Workload, arrivals: list[float]) -> list[Served]:
 
 
 def _saturation(engine: OwnEngine, repeats: int) -> dict[str, Any]:
-    """What our engine completes when it always has more to do."""
+    """Measure the rate of our engine when all requests arrive at once."""
     trials = [engine.continuous(engine.workload) for _ in range(repeats)]
     seconds = statistics.median(each.seconds for each in trials)
     return {
@@ -144,7 +140,7 @@ def _saturation(engine: OwnEngine, repeats: int) -> dict[str, Any]:
 
 
 def _conditions(options: argparse.Namespace, saturation: float) -> list[Condition]:
-    """Idle, then the shares of saturation, then the rates."""
+    """Return the idle condition, then those of `--load`, then those of `--rates`."""
     load = options.load or ([] if options.rates else [LOAD])
     return [
         Condition(IDLE),
@@ -159,7 +155,7 @@ def _measure(
     conditions: Sequence[Condition],
     workload: Workload,
 ) -> latency_report.Measured:
-    """All conditions of all engines in turn, the engines of a condition one after the other."""
+    """Run all conditions in turn in each repeat; all engines run a condition before the next."""
     runs: dict[str, Callable[[], list[Served]]] = {}
     keys: dict[str, tuple[str, Condition]] = {}
     for condition in conditions:
@@ -176,30 +172,26 @@ def _measure(
 
 
 def _one_by_one(serve: Serve, workload: Workload, count: int) -> list[Served]:
-    """The first requests, each after the one before has ended."""
+    """Serve the first requests, each after the previous one has finished."""
     return [serve(each, [0.0])[0] for each in workload.batches(1)[:count]]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.latency", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("latency", __doc__)
     add = parser.add_argument
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--peer", metavar="PYTHON", help="interpreter with vllm, torch, transformers and gguf")
-    add("--load", type=float, nargs="+", help=f"shares of our saturation; default: {LOAD}")
-    add("--rates", type=float, nargs="+", help="requests a second")
-    add("--num-requests", type=int, default=64)
+    command_line.add_dtype(parser)
+    command_line.add_peer(parser, "vllm, torch, transformers and gguf")
+    add("--load", type=float, nargs="+", help=f"fractions of our saturation rate; default: {LOAD}")
+    add("--rates", type=float, nargs="+", help="requests per second")
+    command_line.add_num_requests(parser)
     add("--idle-requests", type=int, default=8, help="requests that are served one at a time")
-    add("--repeats", type=int, default=3)
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int, help="of our engine")
-    add("--block-size", type=int, default=BLOCK_SIZE, help="of our engine")
-    add("--cold", action="store_true", help="measure the first text of fresh processes instead")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw the distributions (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_repeats(parser, 3)
+    command_line.add_max_num_seqs(parser)
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_block_size(parser)
+    add("--cold", action="store_true", help="measure the start of fresh processes instead")
+    command_line.add_outputs(parser, plot="the distributions")
     return parser
 
 

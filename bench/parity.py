@@ -1,11 +1,11 @@
-"""How far the log probability of a token when sampled is from that when scored.
+"""Difference between the log probability of a token when sampled and when scored.
 
     python -m bench.parity --model FILE.gguf [--peer PEER/bin/python] [--json FILE]
 
-Policy-gradient training divides one by the other and assumes 1. Prompts of mixed lengths are
-continued together at temperature 1, with fixed seeds; then the same tokens are scored by
-`compute_logprobs`. The peer, Hugging Face transformers in an environment of its own, is given
-these prompts and outputs, and reports them by its cached decode and by its own full forward.
+Policy-gradient training assumes that the ratio of both probabilities is 1. Prompts of mixed lengths
+are continued in one batch at temperature 1 with fixed seeds; then `compute_logprobs` scores the
+same tokens. The peer, Hugging Face transformers in its own environment, computes log probabilities
+of the same outputs by its cached decode and by its full forward pass.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.accuracy import parity_report
+from bench.accuracy.parity_report import Logprobs
 from bench.peers import peer_script
 from bench.report import command_line, header
-from bench.serving.own_engine import BLOCK_SIZE, blocks_without_preemption
-from bench.serving.workload import END_ID, LONGEST, Workload, make_workload
+from bench.serving.own_engine import blocks_without_preemption
+from bench.serving.workload import BLOCK_SIZE, END_ID, LONGEST, Workload, make_workload
 from pagedjax import LLM, ModelConfig, SamplingParams, load_checkpoint
 from pagedjax.checks.one_line import exit_status
 from pagedjax.weights.params import Params
 
 DTYPES = ("float32", "bfloat16")
-COLUMNS = ("dtype", "pair", "mean", "p50", "p99", "max")
 OURS = "pagedjax, sampled - scored"
 THEIRS = "transformers, cached decode - full forward"
 BETWEEN = "pagedjax scored - transformers full forward"
-Logprobs = np.ndarray  # [prompts, tokens] float64, of the output tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
+    """Run the command line; return 0, or non-zero after one line on stderr."""
     options = _parser().parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -47,12 +46,12 @@ def _run(options: argparse.Namespace) -> None:
     for dtype in options.dtypes:
         config, params, _ = load_checkpoint(options.model, dtype)
         outputs, sampled, scored = _ours(config, params, options)
-        pairs.append(entry(dtype, OURS, sampled, scored))
+        pairs.append(parity_report.entry(dtype, OURS, sampled, scored))
         if options.peer is not None:
             prompts = _workload(config, options).prompts
             cached, full, versions = _theirs(options, dtype, prompts, outputs)
-            pairs.append(entry(dtype, THEIRS, cached, full))
-            pairs.append(entry(dtype, BETWEEN, scored, full))
+            pairs.append(parity_report.entry(dtype, THEIRS, cached, full))
+            pairs.append(parity_report.entry(dtype, BETWEEN, scored, full))
     result = {
         "header": header.describe(),
         "model": options.model.name,
@@ -62,17 +61,15 @@ def _run(options: argparse.Namespace) -> None:
         "peer": versions,
         "pairs": pairs,
     }
-    print("\n".join(header.lines(result["header"]) + lines(result)))
+    print("\n".join(header.lines(result["header"]) + parity_report.lines(result)))
     command_line.write_json(options.json, result)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     command_line.check(options, ("num_prompts", "tokens"))
     if unknown := [each for each in options.dtypes if each not in DTYPES]:
         raise ValueError(f"--dtypes {','.join(unknown)} is unknown; supported: {','.join(DTYPES)}")
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
 
 
 def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:
@@ -83,7 +80,7 @@ def _workload(config: ModelConfig, options: argparse.Namespace) -> Workload:
 def _ours(
     config: ModelConfig, params: Params, options: argparse.Namespace
 ) -> tuple[list[list[int]], Logprobs, Logprobs]:
-    """Output ids, and their log probabilities as sampled and as scored, by one engine."""
+    """Return output ids, and their log probabilities as sampled and as scored by one engine."""
     workload = _workload(config, options)
     prompts, count = list(workload.prompts), options.num_prompts
     llm = LLM.from_params(
@@ -111,62 +108,23 @@ def _theirs(
     prompts: Sequence[list[int]],
     outputs: list[list[int]],
 ) -> tuple[Logprobs, Logprobs, dict[str, Any]]:
-    """The peer's log probabilities by cached decode and by full forward, and its versions."""
+    """Return the peer's log probabilities by cached decode and full forward, and its versions."""
     given = {"prompts": prompts, "outputs": outputs}
     result = peer_script.call("hf_parity.py", options.peer, options.model, dtype, given)
     cached, full = (np.array(result.pop(name), np.float64) for name in ("cached", "full"))
     return cached, full, result
 
 
-def entry(dtype: str, pair: str, one: Logprobs, other: Logprobs) -> dict[str, Any]:
-    """The distribution of the absolute differences, in nats."""
-    moved = np.abs(one - other)
-    return {
-        "dtype": dtype,
-        "pair": pair,
-        "count": moved.size,
-        "mean": float(moved.mean()),
-        "p50": float(np.quantile(moved, 0.5)),
-        "p99": float(np.quantile(moved, 0.99)),
-        "max": float(moved.max()),
-    }
-
-
-def lines(result: dict[str, Any]) -> list[str]:
-    """The table for people."""
-    rows = [COLUMNS] + [
-        (each["dtype"], each["pair"], *(f"{each[name]:.2e}" for name in COLUMNS[2:]))
-        for each in result["pairs"]
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    about = f"{result['model']}: {result['prompts']} prompts x {result['tokens']} sampled tokens"
-    return [f"{about}; |difference of log probabilities|, in nats", *table]
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.parity", description=(__doc__ or "").splitlines()[0]
-    )
-    add = parser.add_argument
+    parser = command_line.new_parser("parity", __doc__)
+    add, names = parser.add_argument, command_line.listed(str)
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
-    add("--dtypes", type=_names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
-    add("--num-prompts", type=int, default=16)
-    add("--tokens", type=int, default=64, help="sampled for each prompt")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_peer(parser)
+    add("--dtypes", type=names, default=DTYPES, help=f"default: {','.join(DTYPES)}")
+    add("--num-prompts", type=int, default=16, help="default: %(default)s")
+    add("--tokens", type=int, default=64, help="sampled for each prompt; default: %(default)s")
+    command_line.add_outputs(parser)
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 if __name__ == "__main__":

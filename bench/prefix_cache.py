@@ -1,20 +1,18 @@
-"""What a prefix hit saves: `python -m bench.prefix_cache --model PATH [--json FILE]`.
+"""Time saved by a prefix cache hit: `python -m bench.prefix_cache --model PATH [--json FILE]`.
 
-Prefills prompts of 1,040 tokens cold, and again with their first 1,024 tokens in the cache, in
-turn, and prints the time to the first token of both.
+Prefills each prompt of 1,040 tokens cold, then again with its first 1,024 tokens in the cache, and
+prints the time to first token of both.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from bench.report import command_line, header
 from pagedjax import LLM, SamplingParams
@@ -24,13 +22,12 @@ PROMPT_TOKENS = 1040
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.prefix_cache", description=__doc__)
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    parser = command_line.new_parser("prefix_cache", __doc__)
     command_line.add_model(parser)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    command_line.add_dtype(parser, "float32", choices=None)
+    command_line.add_repeats(parser, 5, "prompts, each computed cold and with a cached prefix")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -38,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     command_line.check(options, ())
     llm = LLM(options.model, options.dtype, max_model_len=2048, max_num_seqs=1, num_blocks=512)
-    _first_token_seconds(llm, 0)  # compiles the shapes of both
+    _first_token_seconds(llm, 0)  # these two calls compile the shapes of both cases
     _first_token_seconds(llm, 0)
     seeds = range(1, options.repeats + 1)
     cold, warm = zip(
@@ -54,8 +51,7 @@ def _run(options: argparse.Namespace) -> None:
         spread = f"{min(times):.3f} to {max(times):.3f}"
         print(f"{name:>20}  {statistics.median(times):.3f} s to the first token  ({spread})")
     print(f"{'ratio of medians':>20}  {result['ratio']:.1f} x")
-    if options.json:
-        options.json.write_text(json.dumps({"header": described, **result}, indent=1) + "\n")
+    command_line.write_json(options.json, {"header": described, **result})
 
 
 def _first_token_seconds(llm: LLM, seed: int) -> float:

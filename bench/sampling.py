@@ -1,15 +1,14 @@
-"""Cost of choosing a token: `python -m bench.sampling [--rows N] [--vocab V,V] [--json FILE]`.
+"""Time of sampling a token: `python -m bench.sampling [--rows N] [--vocab V,V] [--json FILE]`.
 
-Times the sampler alone, on logits that are there already, for every sort of request, at each
-vocabulary. A number is the median over blocks of runs of each block's median; the sorts take
-turns within a block, so that a busy moment hits all of them. With --model also the share of the
-engine's decode step with as many rows that it takes.
+Times the sampler alone, on given logits, for every kind of sampling and vocabulary size. Each
+number is the median over blocks of a block's median run; the kinds take turns within a block, so
+that noise of the machine affects all of them. With --model, also prints the sampler's share of a
+decode step with the same number of rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax import Engine, EngineConfig, SamplingParams, load_checkpoint
 from pagedjax.checks.one_line import exit_status
 from pagedjax.sample.logprobs import token_logprobs
@@ -30,10 +29,10 @@ from pagedjax.sample.penalties import Adjustments, Tables, adjust
 from pagedjax.sample.sampler import SamplingArrays, greedy, sample
 
 BLOCKS = 5
-HISTORY = 1024  # tokens that penalties look through
+HISTORY = 1024  # tokens that the penalties read
 LOGPROBS = 5
 PROMPT_TOKENS = 32
-# The sorts that an engine's step is timed with, as its own parameters.
+# Sampling parameters of the timed decode steps.
 STEPS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
@@ -42,14 +41,13 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=__doc__)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--vocab", default="49152,128256")
-    parser.add_argument("--repeats", type=int, default=5, help=f"runs in each of {BLOCKS} blocks")
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    parser = command_line.new_parser("sampling", __doc__)
+    parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--vocab", default="49152,128256", help="sizes; default: %(default)s")
+    command_line.add_repeats(parser, 5, f"runs in each of {BLOCKS} blocks")
     parser.add_argument("--model", type=Path, help="also time decode steps of this model")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -63,9 +61,8 @@ def _run(options: argparse.Namespace) -> None:
     for vocab in map(int, options.vocab.split(",")):
         results += _alone(options.rows, vocab, options.repeats)
     steps = _steps(options.model, options.rows, options.repeats) if options.model else []
-    if options.json:
-        result = {"header": described, "rows": options.rows, "sampling": results, "steps": steps}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"header": described, "rows": options.rows, "sampling": results, "steps": steps}
+    command_line.write_json(options.json, result)
 
 
 def _alone(rows: int, vocab: int, repeats: int) -> list[dict[str, Any]]:
@@ -83,7 +80,7 @@ def _alone(rows: int, vocab: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def sorts(rows: int, vocab: int) -> dict[str, tuple[Callable, tuple]]:
-    """Functions and arguments by name, that of a step's program after the head."""
+    """Return for each kind of sampling what a step runs on its logits: a function and arguments."""
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(0, 3, (rows, vocab)).astype(np.float32))
     history = jnp.asarray(rng.integers(0, vocab, (rows, HISTORY)).astype(np.int32))
@@ -120,7 +117,7 @@ def sorts(rows: int, vocab: int) -> dict[str, tuple[Callable, tuple]]:
 def interleaved(
     functions: dict[str, Callable[[], Any]], repeats: int
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of each: the median of its blocks' medians, and the least and most of these."""
+    """Return milliseconds of each function: median, minimum and maximum of its blocks' medians."""
     medians: dict[str, list[float]] = {name: [] for name in functions}
     for block in range(BLOCKS + 1):
         times: dict[str, list[float]] = {name: [] for name in functions}
@@ -139,7 +136,7 @@ def interleaved(
 
 
 def _steps(model: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
-    """Decode steps of an engine, and what share of them the sampler alone takes."""
+    """Time decode steps of an engine, and the share of them that the sampler alone takes."""
     config, params, _ = load_checkpoint(model)
     tokens = repeats * (BLOCKS + 1) + 4
     settings = EngineConfig(
@@ -159,7 +156,7 @@ def _steps(model: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
     }
     steps = interleaved(engines, repeats)
     samples = interleaved(functions, repeats)
-    print(f"\ndecode steps of {model.name}, {rows} rows, and the sampler's share of them")
+    print(f"\ndecode steps of {model.name}, {rows} rows, and the sampler's share")
     found = []
     for name in STEPS:
         share = samples[name]["median_ms"] / steps[name]["median_ms"]
@@ -169,11 +166,11 @@ def _steps(model: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def _fill(engine: Engine, rows: int, tokens: int, options: dict[str, Any]) -> None:
-    """Start requests and go on until all of them decode."""
+    """Add requests and step until all of them decode."""
     wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, **options)
     for row in range(rows):
         engine.add_request(str(row), [row % 100 + 1] * PROMPT_TOKENS, wanted)
-    for _ in range(3):  # the prompts, and the first steps of the shape that is timed
+    for _ in range(3):  # the prefill, and the first decode steps, which compile
         engine.step()
 
 

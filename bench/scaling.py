@@ -1,12 +1,12 @@
-"""Our throughput against the number of requests and against the context.
+"""Throughput of pagedjax by number of requests and by context length.
 
     python -m bench.scaling --model PATH [--requests 64 256 1024] [--contexts 256 1024 4096]
         [--json FILE] [--plot FILE]
 
-Requests of one size arrive at once. In the first sweep all beyond `--max-num-seqs` wait, and what
-scheduling a step costs is timed against their number. In the second, `--rows` requests fill a
-context each, prompt and output together; their rate of decoding is that of the tokens that came
-after every prompt was computed. Outputs are short, so that a sweep takes minutes.
+Requests of equal size arrive at once. In the first sweep, those beyond `--max-num-seqs` wait, and
+the time to schedule a step is measured by the number of waiting requests. In the second sweep,
+prompt and output of each of `--rows` requests add up to the context length; the decoding rate
+counts the tokens after the last prefill. Outputs are short, so that a sweep takes minutes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.report import command_line, header, line_chart
 from bench.serving import scaling_report, turns
-from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine, greedy, stats_between
+from bench.serving.own_engine import Options, OwnEngine, greedy, stats_between
 from bench.serving.schedule_timer import ScheduleTimer, by_waiting
-from bench.serving.workload import Workload, make_even_workload
+from bench.serving.workload import BLOCK_SIZE, Workload, make_even_workload
 from pagedjax.checks.one_line import exit_status
 
-# The rates of a sweep. While requests wait, no time is one of decoding alone.
+# The rates of a sweep. With waiting requests, no step is known to be decode only.
 RATES = {
     "requests": ("output_per_second", "all_per_second"),
     "contexts": ("output_per_second", "all_per_second", "decoding_per_second"),
 }
 Case = dict[str, Any]
-Sweeps = dict[str, dict[int, Workload]]  # by sweep, the workload for each number on its axis
+Sweeps = dict[str, dict[int, Workload]]  # by sweep: its x values and their workloads
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +86,7 @@ def _result(
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("prompt_tokens", "output_tokens", "rows", "max_num_seqs", "repeats")
     command_line.check(options, counts)
     if min(options.requests) < 1:
@@ -97,7 +96,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _engine_options(options: argparse.Namespace) -> Options:
-    """An engine whose pool holds the running requests of either sweep, with a little to spare."""
+    """Size the pool for the running requests of either sweep, with some blocks to spare."""
     short = options.prompt_tokens + options.output_tokens
     longest = max(*options.contexts, short)
     blocks = max(
@@ -129,14 +128,14 @@ def _workloads(options: argparse.Namespace, end_id: int) -> Sweeps:
 def measure(
     engine: OwnEngine, workload: Workload, clock: Callable[[], float] = time.perf_counter
 ) -> Case:
-    """Rates of one run in tokens a second, its statistics, and what each schedule took."""
+    """Run the workload once; return rates in tokens/s, statistics, and times of each `schedule`."""
     engine.engine.reset_prefix_cache()
     before = engine.engine.stats()
     for index, (prompt, length) in enumerate(
         zip(workload.prompts, workload.output_lens, strict=True)
     ):
         engine.engine.add_request(str(index), prompt, greedy(length))
-    came: list[float] = []  # for every output token, the second at which it was there
+    came: list[float] = []  # seconds from the start to each output token
     begun: set[str] = set()
     all_begun, start = 0.0, clock()
     with ScheduleTimer(engine.engine) as timer:
@@ -155,8 +154,10 @@ def measure(
 
 
 def rates(came: Sequence[float], all_begun: float, num_prompt_tokens: int) -> dict[str, Any]:
-    """Tokens a second: of outputs; of prompts and outputs; and of the outputs that came after all
-    requests had begun theirs, None if there are none.
+    """Return tokens per second: of outputs, of prompts and outputs, and of decoding.
+
+    came: seconds at which each output token came. all_begun: when the last request had its first
+    token; the decoding rate counts the later tokens, and is None without any.
     """
     end, late = came[-1], [each for each in came if each > all_begun]
     return {
@@ -185,23 +186,19 @@ def _entry(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scaling", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("scaling", __doc__)
     add = parser.add_argument
     command_line.add_model(parser)
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--requests", type=int, nargs="+", default=[64, 256, 1024])
-    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096])
+    command_line.add_dtype(parser)
+    add("--requests", type=int, nargs="+", default=[64, 256, 1024], help="of the first sweep")
+    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096], help="of the second sweep")
     add("--prompt-tokens", type=int, default=64, help="of a request in the first sweep")
     add("--output-tokens", type=int, default=16, help="of every request")
     add("--rows", type=int, default=8, help="requests of the second sweep")
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int)
-    add("--repeats", type=int, default=1)
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw it (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_max_num_seqs(parser)
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_repeats(parser, 1)
+    command_line.add_outputs(parser, plot="both sweeps")
     return parser
 
 

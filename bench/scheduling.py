@@ -1,22 +1,20 @@
-"""Host cost of a step: `python -m bench.scheduling [--json FILE]`.
+"""Host time of a step: `python -m bench.scheduling [--json FILE]`.
 
 Times `Scheduler.schedule` and `commit`, and the packing between them, for a full batch of decoding
-requests, with nothing on a device, against the number of waiting requests and the size of the pool.
-Neither may matter. What is left of the host's work is the call of the compiled programs.
+requests without a device, by number of waiting requests and by pool size. Neither should matter.
+The rest of the host's work, which is not timed, is the call of the compiled programs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax.checks.one_line import exit_status
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
@@ -31,11 +29,10 @@ SIZES = ((0, 10_000), (1_000, 10_000), (100_000, 10_000), (100_000, 200_000))  #
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or non-zero after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scheduling", description=__doc__)
-    parser.add_argument("--running", type=int, default=256)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--debug", action="store_true")
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    parser = command_line.new_parser("scheduling", __doc__)
+    parser.add_argument("--running", type=int, default=256, help="default: %(default)s requests")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
@@ -52,12 +49,11 @@ def _run(options: argparse.Namespace) -> None:
         print("waiting {waiting:>7}  blocks {num_blocks:>7}".format(**row)
               + "  schedule and commit {median_ms:.3f} ms".format(**row)
               + " ({min_ms:.3f} to {max_ms:.3f}), pack {pack_ms:.3f} ms".format(**row))  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"header": described, "rows": rows}, indent=1) + "\n")
+    command_line.write_json(options.json, {"header": described, "rows": rows})
 
 
 def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
-    """Milliseconds of a step; ValueError if the pool is so small that requests are preempted."""
+    """Return milliseconds of a step; ValueError if the pool is too small to avoid preemption."""
     budget = running * PROMPT_TOKENS
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), running, budget)
     width = -(-MAX_LEN // BLOCK_SIZE)
@@ -77,7 +73,7 @@ def measure(running: int, waiting: int, num_blocks: int) -> dict[str, float]:
         packing.append(1e3 * (packed - planned))
     if scheduler.num_preemptions:
         raise ValueError(f"{num_blocks} blocks are too few: {running} requests were preempted")
-    times, packing = times[2:], packing[2:]  # the first steps compute the prompts
+    times, packing = times[2:], packing[2:]  # the first steps are prefill
     return {
         "median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times),
         "pack_ms": statistics.median(packing),

@@ -1,11 +1,11 @@
-"""What a decode step of LLaMA-3-8B becomes on an absent GPU: `python -m bench.step_facts`.
+"""Facts about a decode step of LLaMA-3-8B, without a GPU: `python -m bench.step_facts`.
 
-Compiles the engine's forward program (bfloat16, 32 layers) for several numbers of rows, and counts
-what it launches; and says by arithmetic what it must read, and how long that takes at the data
-sheet's bandwidth. No number of it is measured. With `--json FILE` all goes there, too.
+Compiles the engine's forward program (bfloat16, 32 layers) for several numbers of rows and counts
+its launches. Computes the bytes it must read, and the time this takes at the data sheet's
+bandwidth. Nothing is measured. `--json FILE` writes everything to a file.
 
-XLA's CUDA plugin must not be on the path of a jax that serves a CPU (`pallas_kernels.aot`), so one
-child process for each GPU compiles.
+XLA's CUDA plugin must not be on the import path of a process whose jax uses the CPU (see
+`pallas_kernels.aot`), so a child process compiles for each GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import header
-from bench.report.report import right_aligned
+from bench.report import command_line, header
+from bench.report.report import aligned
 from bench.serving.llama_step import MODEL, NUM_BLOCKS, step
 from pagedjax.checks.one_line import exit_status
 from pagedjax.layers.kv_cache import block_bytes
@@ -36,7 +36,7 @@ PLUGIN = ROOT / ".aot"
 LABEL = "compiled facts and arithmetic, not measurements"
 ROWS = {"h200": (1, 8, 32, 64, 128, 256), "a100": (32,)}
 MAX_ROWS = 256
-FLOPS_PER_SECOND = {"h200": 989e12, "a100": 312e12}  # dense bfloat16, of the data sheets
+FLOPS_PER_SECOND = {"h200": 989e12, "a100": 312e12}  # dense bfloat16, from the data sheets
 LARGE_COPY = 16 << 20
 COLUMNS = (
     "GPU", "rows", "launches", "a layer", "products", "besides", "kernels", "elementwise",
@@ -45,23 +45,19 @@ COLUMNS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.step_facts", description=(__doc__ or "").split("\n\n")[1]
-    )
+    """Run the command line; return 0, or non-zero after one line on stderr."""
+    parser = command_line.new_parser("step_facts", __doc__)
     parser.add_argument("--implementation", default="pallas", choices=["pallas", "xla"])
     parser.add_argument(
         "--context", type=int, default=1024, help="tokens of each row (%(default)s)"
     )
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_outputs(parser)
     options = parser.parse_args(arguments)
     return exit_status(partial(_run, options), options.debug)
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {options.json}")
+    command_line.check_targets(options.json)
     steps = [
         fact
         for target, rows in ROWS.items()
@@ -69,18 +65,17 @@ def _run(options: argparse.Namespace) -> None:
     ]
     described = header.describe()
     print("\n".join([*header.lines(described), f"LLaMA-3-8B, bfloat16: {LABEL}", *table(steps)]))
-    if options.json:
-        result = {
-            "header": described, "what": LABEL, "implementation": options.implementation,
-            "context": options.context, "steps": steps,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "header": described, "what": LABEL, "implementation": options.implementation,
+        "context": options.context, "steps": steps,
+    }  # fmt: skip
+    command_line.write_json(options.json, result)
 
 
 def gather(
     target: str, rows: Sequence[int], implementation: str, context: int
 ) -> list[dict[str, Any]]:
-    """The facts of one GPU. Raises FileNotFoundError without the plugin."""
+    """Return the facts of one GPU. Raises FileNotFoundError without the plugin."""
     if not PLUGIN.is_dir():
         raise FileNotFoundError(
             f"there is no folder {PLUGIN.name}; `make .aot/.installed` makes it"
@@ -99,7 +94,7 @@ def gather(
 
 
 def child() -> None:
-    """Compile, in the process that has the plugin: `OUT TARGET IMPLEMENTATION CONTEXT ROWS...`."""
+    """Compile in the process with the plugin: `OUT TARGET IMPLEMENTATION CONTEXT ROWS...`."""
     out, target, implementation, *numbers = sys.argv[1:]
     context, *rows = map(int, numbers)
     facts = list(compiled(target, rows, implementation, context))
@@ -109,7 +104,7 @@ def child() -> None:
 def compiled(
     target: str, rows: Sequence[int], implementation: str, context: int
 ) -> Iterator[dict[str, Any]]:
-    """One fact for each number of rows."""
+    """Yield the facts of each number of rows."""
     mesh = aot.mesh_for(aot.TARGETS[target])
     for count in rows:
         padded = next(each for each in Buckets(MAX_ROWS, 1).row_buckets if each >= count)
@@ -125,10 +120,10 @@ def compiled(
 
 
 def counts(report: aot.Report) -> dict[str, Any]:
-    """What is launched, per layer with what comes before and after included.
+    """Count launches. Counts per layer are totals over the number of layers.
 
-    kernels: ours. elementwise: XLA's fusions that are no products. They, the products and the
-    copies are all that there is.
+    kernels: ours. elementwise: XLA's fusions other than products. With products and copies, these
+    are all launches.
     """
     launches, loops = report.launches(), report.launches(in_loops=True)
     names = {kernel.name.rstrip("_0123456789") for kernel in report.kernels}
@@ -155,9 +150,9 @@ def counts(report: aot.Report) -> dict[str, Any]:
 
 
 def arithmetic(target: str, rows: int, context: int) -> dict[str, Any]:
-    """What the step must read, whatever runs it: each layer's weights, and each row's keys.
+    """Compute the bytes any implementation must read: layers' weights, and each row's KV.
 
-    Nothing that stays between kernels is counted. The head belongs to the program that samples.
+    Intermediate results are not counted, nor is the LM head, which the sampling program runs.
     """
     matrices = sum(
         math.prod(rule.shape)
@@ -181,7 +176,7 @@ def arithmetic(target: str, rows: int, context: int) -> dict[str, Any]:
 
 
 def table(steps: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines for people."""
+    """Format the facts as a table."""
     rows: list[Sequence[str]] = [COLUMNS]
     for each in steps:
         limit = max(each["byte_limit_seconds"], each["flop_limit_seconds"])
@@ -193,7 +188,7 @@ def table(steps: Sequence[dict[str, Any]]) -> list[str]:
              f"{each['elementwise_per_layer']:.2f}", str(each["copies"]), f"{read:.2f}",
              f"{limit * 1e3:.2f}", f"{each['temporary_bytes'] / 2**20:.1f}")
         )  # fmt: skip
-    return right_aligned(rows)
+    return aligned(rows)
 
 
 if __name__ == "__main__":

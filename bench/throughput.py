@@ -1,14 +1,14 @@
-"""Output tokens per second of pagedjax and of other engines, on the same requests, in turn.
+"""Output tokens per second of pagedjax and of other engines on the same requests.
 
     python -m bench.throughput --model FILE.gguf --peer PEER/bin/python \\
         --peers hf_static hf_continuous vllm --single --json FILE --plot FILE
 
-All requests arrive at once and decode greedily to a length that is given for each. The peers run in
-an environment of their own: Hugging Face transformers with static and with continuous batching, and
-vLLM's CPU build. `--static` also runs our own engine with static batches; `--single` also runs one
-request alone, its first prompt for 128 tokens. On a shared machine, read the ratios: each repeat
-runs all engines one after the other, so that they meet the same noise. Every engine stays alive
-between its runs and sleeps while the others run; all are warmed up before the first repeat.
+All requests arrive at once and decode greedily to a given length each. The peers run in their own
+Python environment: Hugging Face transformers with static and with continuous batching, and vLLM's
+CPU build. `--static` also runs our engine with static batches; `--single` also runs one request
+alone, the first prompt with 128 output tokens. On a shared machine, read the ratios: each repeat
+runs all engines one after the other, so that noise affects all of them. Every engine stays alive
+and sleeps while the others run; all are warmed up before the first repeat.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.peers import peer_script
 from bench.peers.peer import OFFLINE, Peer
 from bench.report import bar_chart, command_line, header, report
 from bench.serving import trial, turns
-from bench.serving.own_engine import BLOCK_SIZE, Options, OwnEngine
+from bench.serving.own_engine import Options, OwnEngine
 from bench.serving.trial import Trial
 from bench.serving.workload import Workload
 from pagedjax.checks.one_line import exit_status
@@ -60,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     counts = ("repeats", "num_requests", "batch", "max_num_seqs", "block_size")
     command_line.check(options, counts)
     if options.static and options.batch > options.max_num_seqs:
@@ -70,9 +68,7 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.num_blocks is not None and options.num_blocks < 1:
         raise ValueError("--num-blocks must be at least 1")
-    if options.peer is not None:
-        peer_script.check(options.peer, options.model)
-    elif options.peers is not None:
+    if options.peer is None and options.peers is not None:
         raise ValueError("--peers needs --peer, the interpreter that runs them")
 
 
@@ -84,7 +80,7 @@ def _engine_options(options: argparse.Namespace) -> Options:
 
 
 def _peers(options: argparse.Namespace) -> Iterator[Peer]:
-    """The peers that were asked for, each started and warmed up when it is reached."""
+    """Yield the requested peers; each is started and warmed up when it is reached."""
     if options.peer is None:
         return
     for kind in options.peers or OFFLINE[:1]:
@@ -93,7 +89,7 @@ def _peers(options: argparse.Namespace) -> Iterator[Peer]:
 
 
 def _contenders(options: argparse.Namespace, engine: OwnEngine, peers: list[Peer]) -> Contenders:
-    """What runs in each repeat, by name; ours first, as ratios are ours over the others'."""
+    """Return what runs in each repeat, by name; ours first: ratios are ours over the others'."""
     found: Contenders = {"pagedjax, continuous": engine.continuous}
     if options.static:
         name = f"pagedjax, static batches of {options.batch}"
@@ -104,7 +100,7 @@ def _contenders(options: argparse.Namespace, engine: OwnEngine, peers: list[Peer
 def _measure(
     options: argparse.Namespace, contenders: Contenders, workload: Workload
 ) -> tuple[Trials, Trials]:
-    """The trials of the workload, and those of one request alone, none if not asked for."""
+    """Return the trials of the workload, and those of one request alone if `--single` is given."""
     runs = {name: partial(run, workload) for name, run in contenders.items()}
     if options.single:
         alone = workload.first(SINGLE_TOKENS)
@@ -161,27 +157,23 @@ def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.throughput", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("throughput", __doc__)
     add = parser.add_argument
     command_line.add_model(parser, "a .gguf file; without --peer also a folder")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--peer", metavar="PYTHON", help="interpreter with torch, transformers and gguf")
-    add("--peers", nargs="+", choices=OFFLINE, help=f"what it runs; default: {OFFLINE[0]}")
-    add("--repeats", type=int, default=3)
-    add("--num-requests", type=int, default=64)
+    command_line.add_dtype(parser)
+    command_line.add_peer(parser)
+    add("--peers", nargs="+", choices=OFFLINE, help=f"engines of --peer; default: {OFFLINE[0]}")
+    command_line.add_repeats(parser, 3)
+    command_line.add_num_requests(parser)
     add("--batch", type=int, default=64, help="requests of a static batch, the peer's and ours")
     add("--static", action="store_true", help="also run our engine with static batches")
     add("--single", action="store_true", help=f"also run one request alone, {SINGLE_TOKENS} tokens")
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int)
-    add("--block-size", type=int, default=BLOCK_SIZE, help="of our engine")
-    add("--num-blocks", type=int, help="default: so many that nothing is preempted")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw the medians (needs matplotlib)")
-    add("--profile", action="store_true", help="then print where the host's time goes, to stderr")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_max_num_seqs(parser)
+    command_line.add_max_num_batched_tokens(parser)
+    command_line.add_block_size(parser)
+    add("--num-blocks", type=int, help="default: enough that no request is preempted")
+    command_line.add_outputs(parser, plot="the medians")
+    add("--profile", action="store_true", help="then print a profile of the host to stderr")
     return parser
 
 

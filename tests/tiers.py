@@ -7,6 +7,8 @@ slow and a faster test in `make test` covers the same behaviour.
 
 VARIANTS_KEPT = {
     "bench/test_attention.py": 1,
+    "bench/test_attention_paths.py": 1,
+    "bench/test_attention_work.py": 1,
     "docs/test_code_blocks.py": 1,
     "engine/test_batches.py": 1,
     "engine/test_engine_params.py": 1,

@@ -1,1 +1,1 @@
-"""Attention: time, bytes and bandwidth, ours beside others."""
+"""Benchmark of attention kernels: time, bytes and bandwidth."""

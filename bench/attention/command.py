@@ -1,22 +1,21 @@
-"""Attention's time, bytes and share of the device's bandwidth, ours beside others.
+"""Time, bytes and bandwidth of attention: pagedjax's implementations compared with others.
 
     python -m bench.attention [--shapes llama-3-8b,...] [--json FILE] [--plot FILE]
     python -m bench.attention --tune      (on a GPU: writes the device's table of tiles)
 
-Each path is first compared with the exact answer, and one that disagrees is not timed. On a GPU
-every path is timed. On a CPU only XLA's are: the Pallas kernels are checked in their interpreters,
-and compiled for an H200 where `make .aot/.installed` has brought the compiler.
+Each implementation ("path") is first compared with the exact result; one that disagrees is not
+timed. On a GPU every path is timed. On a CPU only the XLA paths are timed; the Pallas kernels are
+checked in interpret mode, and compiled for an H200 if `make .aot/.installed` has installed the
+compiler.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench import compiled_facts
@@ -31,7 +30,7 @@ from bench.report import command_line, standalone
 from pallas_kernels import tiles
 
 KINDS = ("decode", "prefill")
-# What is measured where nothing is asked for.
+# Defaults of the options.
 ON_GPU = {
     "shapes": tuple(MODELS), "dtypes": DTYPES, "batches": (1, 8, 32, 128, 256),
     "contexts": (256, 1024, 4096, 16384, 32768), "chunk": 2048, "seconds": 420.0,
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from bench.report import header  # imports pagedjax, for which `main` has prepared
+    from bench.report import header  # imports pagedjax, so only after `standalone.allow`
 
     where = where_it_runs()
     _fill_in(options, where)
@@ -71,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
     _measure(options, where, result)
     if not where.on_gpu:
         _without_gpu(options, result)
-    _write(options, result)
+    command_line.write_json(options.json, result)
     if options.plot:
         title = f"paged decode attention, {described['device']}, jax {described['jax']}"
         attention_report.draw(result["cases"], title, options.plot)
@@ -84,11 +83,11 @@ def _fill_in(options: argparse.Namespace, where: Where) -> None:
 
 
 def _check(options: argparse.Namespace, where: Where) -> None:
-    """Whatever can be refused before minutes of measuring is refused here."""
+    """Refuse invalid options now, not after minutes of measuring."""
     if options.tune and not where.on_gpu:
         raise ValueError("--tune measures kernels on a GPU, and there is none")
     if options.tune and options.plot is not None:
-        raise ValueError("--tune draws no --plot")
+        raise ValueError("--tune does not support --plot")
     known = {"shapes": tuple(MODELS), "paths": tuple(PATHS), "dtypes": DTYPES, "kinds": KINDS}
     for name, supported in known.items():
         for each in getattr(options, name):
@@ -96,7 +95,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
                 raise ValueError(f"--{name} {each!r} is unknown; supported: {', '.join(supported)}")
     for name in ("batches", "contexts"):
         if min(getattr(options, name)) < 1:
-            raise ValueError(f"--{name} must be 1 and more")
+            raise ValueError(f"--{name} must be at least 1")
     for name in ("chunk", "repeats", "block_size"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -104,7 +103,7 @@ def _check(options: argparse.Namespace, where: Where) -> None:
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Case, str]]:
-    """Cases and dtypes of the pool, all models' first batches before anyone's last."""
+    """Yield all cases with all dtypes of the pool, by kind and model."""
     for kind in options.kinds:
         for model in options.shapes:
             heads = MODELS[model]
@@ -131,7 +130,7 @@ def _measure(options: argparse.Namespace, where: Where, result: dict[str, Any]) 
             )  # fmt: skip
         result["cases"].append(entry)
         print("\n".join(attention_report.case_lines(entry, said)), flush=True)
-        _write(options, result)  # whoever stops this process finds what it had
+        command_line.write_json(options.json, result)  # after each case, for runs that are stopped
 
 
 def _without_gpu(options: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -160,13 +159,13 @@ def _tune(options: argparse.Namespace, where: Where, described: dict[str, Any]) 
     for index, (key, (case, dtype)) in enumerate(todo.items()):
         left = end - time.monotonic()
         if left <= 0:
-            print(f"out of time: {len(todo) - index} of {len(todo)} choices were not made")
+            print(f"out of time: {len(todo) - index} of {len(todo)} keys were not tuned")
             break
         problem = make_problem(case, dtype, options.block_size)
         done = tuning.search(problem, where, left / (len(todo) - index))
         print("\n".join(tuning.outcome_lines(key, done)), flush=True)
         result["tuned"].append(tuning.outcome(key, done))
-        _write(options, result)
+        command_line.write_json(options.json, result)
         if done.best is not None:
             found[key] = done.best
             path = tiles.save_table(name, tuning.merged(name, found), described)
@@ -178,40 +177,24 @@ def _parameters(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if name not in left_out}
 
 
-def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    def values(text: str) -> tuple[Any, ...]:
-        return tuple(kind(each.strip()) for each in text.split(","))
-
-    return values
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.attention", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("attention", __doc__)
     add = parser.add_argument
-    names, numbers = _listed(str), _listed(int)
+    names, numbers = command_line.listed(str), command_line.listed(int)
     add("--shapes", type=names, help=f"of {', '.join(MODELS)}")
     add("--paths", type=names, default=tuple(PATHS), help=f"of {', '.join(PATHS)}")
     add("--dtypes", type=names, help="of the pool: bf16, int8, fp8")
     add("--kinds", type=names, default=KINDS, help="decode, prefill")
     add("--batches", type=numbers, help="rows of the decode grid")
-    add("--contexts", type=numbers, help="keys of its rows")
-    add("--chunk", type=int, help="queries of a prefill chunk; the prompt has four")
-    add("--block-size", type=int, default=16, help="tokens of a page")
-    add("--repeats", type=int, default=7, help="blocks of at least 20 ms, medians are over them")
-    add("--seconds", type=float, help="begin no case after these")
+    add("--contexts", type=numbers, help="context lengths of the decode grid")
+    add("--chunk", type=int, help="queries of a prefill chunk; the prompt has four times as many")
+    command_line.add_block_size(parser)
+    command_line.add_repeats(parser, 7, "blocks of at least 20 ms per path, for the median")
+    add("--seconds", type=float, help="start no case after this time")
     add("--no-facts", dest="facts", action="store_false", help="compile nothing for an H200")
     add("--tune", action="store_true", help="write the device's table of tiles instead")
-    add("--tune-seconds", type=float, default=300.0, help="end the search after about these")
-    add("--json", type=Path, help="write everything that was measured")
-    add("--plot", type=Path, help="draw the bandwidths (needs matplotlib)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    add("--tune-seconds", type=float, default=300.0, help="approximate time of the search")
+    command_line.add_outputs(parser, plot="the bandwidths")
     return parser
 
 

@@ -1,9 +1,9 @@
-"""Seconds of a call on the device: medians of blocks that are long enough to be read off a clock.
+"""Time of a call on the device: medians over blocks that are long enough for the clock.
 
-On a GPU a call of microseconds is shorter than its dispatch, so several are chained inside one
-program, each taking its queries from the output before, and chains are queued without waiting.
-On a CPU calls are dispatched one by one: dispatch takes tens of microseconds there too, and is
-part of what is measured.
+On a GPU, a call of microseconds is shorter than its dispatch. Several calls are therefore chained
+inside one program, where each takes its queries from the previous output, and programs are queued
+without waiting. On a CPU calls are dispatched one by one, and the dispatch, tens of microseconds,
+is part of the measured time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 import jax
 from jax import lax
 
-MIN_BLOCK = 0.02  # seconds that one reading of the clock covers at least
-CHAINED = 32  # calls in a program on a GPU
+MIN_BLOCK = 0.02  # shortest block in seconds
+CHAINED = 32  # most calls in one program on a GPU
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call. One entry a block in `blocks`; each is that block's mean."""
+    """Seconds of one call. `blocks` has the mean of each block."""
 
     blocks: tuple[float, ...]
     calls_per_block: int
 
     @property
     def median(self) -> float:
-        """Of the blocks."""
+        """Median over the blocks."""
         return statistics.median(self.blocks)
 
     def to_json(self) -> dict[str, Any]:
-        """Median and spread, in seconds."""
+        """Return median and spread in seconds."""
         return {
             "median_s": self.median,
             "min_s": min(self.blocks),
@@ -45,10 +45,10 @@ class Timing:
 
 
 def chain(step: Callable[[Any, Any, Any], Any], length: int) -> Callable[[Any, Any], Any]:
-    """One program of `length` steps: (value, operands) -> value.
+    """Compile `length` steps into one program: (value, operands) -> value.
 
-    step: (index, value, operands) -> value of the same type. What a step reads must depend on
-    `index` or on `value`, or XLA would compute it once, before the loop.
+    step: (index, value, operands) -> value of the same type. A step must read data that depends on
+    `index` or `value`; otherwise XLA would hoist the computation out of the loop.
     """
     return jax.jit(
         lambda value, operands: lax.fori_loop(0, length, lambda i, v: step(i, v, operands), value)
@@ -58,7 +58,7 @@ def chain(step: Callable[[Any, Any, Any], Any], length: int) -> Callable[[Any, A
 class Timed:
     """A program that maps a value to one of the same type, warmed up and calibrated.
 
-    calls: how many calls of what is measured the program makes.
+    calls: how many measured calls one run of the program makes.
     """
 
     def __init__(self, program: Callable[[Any], Any], value: Any, calls: int) -> None:
@@ -67,17 +67,17 @@ class Timed:
         self._count = 1
         seconds = self._run_once()
         while seconds < MIN_BLOCK:
-            # A single short reading is unsure, so the count grows in steps.
+            # A single short reading is unreliable, so the count grows in steps.
             self._count *= min(10, max(2, int(1.2 * MIN_BLOCK / max(seconds, 1e-9)) + 1))
             seconds = self._run_once()
 
     def block(self) -> float:
-        """Mean seconds of a call, over one block."""
+        """Run one block and return the mean seconds of a call."""
         return self._run_once() / (self._count * self._calls)
 
     @property
     def calls_per_block(self) -> int:
-        """Calls that a block's mean is taken over."""
+        """Number of calls in one block."""
         return self._count * self._calls
 
     def _run_once(self) -> float:
@@ -89,7 +89,7 @@ class Timed:
 
 
 def take_turns(contenders: dict[str, Timed], repeats: int) -> dict[str, Timing]:
-    """A block of each in turn, so that all meet the same noise of a shared machine."""
+    """Run one block of each in turn, so that noise of the machine affects all of them."""
     blocks: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, timed in contenders.items():
@@ -101,5 +101,5 @@ def take_turns(contenders: dict[str, Timed], repeats: int) -> dict[str, Timing]:
 
 
 def measure(program: Callable[[Any], Any], value: Any, calls: int, repeats: int) -> Timing:
-    """`take_turns` of one contender."""
+    """Time one program on its own."""
     return take_turns({"it": Timed(program, value, calls)}, repeats)["it"]

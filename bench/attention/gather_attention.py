@@ -1,7 +1,7 @@
-"""The naive baseline in XLA: gather every row's pages, then attend to them in one piece.
+"""Naive baseline in XLA: gather the pages of every row, then attend to the dense array.
 
-It moves keys and values three times, from the pool, into the gathered array and out of it, and
-its temporaries grow with rows times the longest context.
+It moves keys and values three times: out of the pool, into the gathered array and out of it. Its
+temporaries grow with rows times the longest context.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def paged_prefill(
     k_scales: jax.Array | None = None,  # [L, N, K, T]
     v_scales: jax.Array | None = None,  # [L, N, K, T]
 ) -> jax.Array:  # [S, H, D]
-    """See `reference.paged_prefill`; rows are padded to `most_queries`, the most of a row."""
+    """See `reference.paged_prefill`. All rows are padded to `most_queries` queries."""
     lanes = jnp.arange(most_queries, dtype=jnp.int32)[None]
     index = query_starts[:-1, None] + lanes  # [B, most_queries]
     counts = (query_starts[1:] - query_starts[:-1])[:, None]
@@ -96,8 +96,9 @@ def _attend(
 def _product(
     formula: str, left: jax.Array, right: jax.Array
 ) -> jax.Array:  # [B, K, rows of left, columns]
-    """Of [B, K, ..] each. With B and K as one axis, as XLA on CPU multiplies bfloat16 no other way
-    into float32.
+    """Multiply two [B, K, ...] arrays with B and K merged into one axis.
+
+    XLA on CPU supports bfloat16 products with float32 results only with one batch axis.
     """
     rows, kv_heads = left.shape[:2]
     flat = (each.reshape(rows * kv_heads, *each.shape[2:]) for each in (left, right))

@@ -1,4 +1,4 @@
-"""The Pallas kernels in their interpreters: what a machine without a GPU can check of them."""
+"""Checks of the Pallas kernels in interpret mode, on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.attention.shapes import DTYPES, Case, Heads
 from bench.attention.trial import check, where_it_runs
 
 HEADS = Heads("G=3 D=64", 6, 2, 64)
-CONTEXTS = (1, 33, 70, 128)  # one key, edges of pages, and more than a block of a kernel
+CONTEXTS = (1, 33, 70, 128)  # one key, edges of pages, and more than a kernel's block
 QUERIES = {"decode": (1, 1, 1, 1), "prefill": (1, 20, 70, 40)}
 
 
 def checks(paths: Sequence[str], kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each path's agreement with the reference, or why there is none."""
+    """Yield for each path its difference from the reference, or why it did not run."""
     where = where_it_runs(interpret=True)
     for kind in kinds:
         case = Case(HEADS, kind, "small", CONTEXTS, QUERIES[kind])

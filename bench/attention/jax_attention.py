@@ -1,6 +1,6 @@
-"""Attention that JAX itself brings, made to fit: its paged Triton kernel, and cuDNN on dense keys.
+"""Adapters for JAX's own attention: its paged Triton kernel, and cuDNN on dense keys.
 
-Both read other layouts than our pools; the copies are made before the clock runs, one a layer.
+Both read other layouts than our pools. Each layer is copied once, before timing starts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from bench.attention.problem import Problem
 from pallas_kernels.formats import format_of
 
-MOST_SPLITS, MOST_PAGES = 16, 8  # the defaults of JAX's kernel
+MOST_SPLITS, MOST_PAGES = 16, 8  # defaults of JAX's kernel
 
 
 def paged_attention() -> Callable[..., jax.Array]:
-    """JAX's kernel. Raises NotImplementedError where this version has none."""
+    """Return JAX's kernel. Raises NotImplementedError if this version has none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -36,13 +36,13 @@ def paged_attention() -> Callable[..., jax.Array]:
 def paged_decode(
     problem: Problem, interpret: bool
 ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-    """A function (q, operands) -> [B, H, D], and operands of each layer."""
+    """Return a function (q, operands) -> [B, H, D], and the operands of each layer."""
     attend = paged_attention()
     pages = problem.tables.shape[1]
     splits, at_once = split_pages(pages)
 
     def run(q: jax.Array, operands: dict[str, Any]) -> jax.Array:
-        # The kernel does not scale; scores in bfloat16's precision of q, as with any caller of it.
+        # The kernel does not scale the scores, so its callers round the scaled q to bfloat16.
         scaled = (q.astype(jnp.float32) * problem.scale).astype(q.dtype)
         return attend(
             scaled, k_splits=splits, pages_per_compute_block=at_once, interpret=interpret,
@@ -62,10 +62,10 @@ def paged_decode(
 
 
 def split_pages(pages: int) -> tuple[int, int]:
-    """Splits of a row's pages, and pages of one step: the largest powers of two that divide.
+    """Return the splits of a row's pages, and the pages of one step.
 
-    The kernel wants the table's width to be a multiple of their product; Triton wants the step
-    to be a power of two.
+    Both are the largest powers of two that divide: the kernel requires the table's width to be a
+    multiple of their product, and Triton requires the step to be a power of two.
     """
     splits = min(MOST_SPLITS, pages & -pages)
     each = pages // splits
@@ -73,7 +73,7 @@ def split_pages(pages: int) -> tuple[int, int]:
 
 
 def _by_head(pool: jax.Array) -> jax.Array:
-    """[N, K, T, D] as [K, N, T, D], bits of fp8 as floats."""
+    """Transpose [N, K, T, D] to [K, N, T, D], and reinterpret fp8 bits as floats."""
     if format_of(pool) == "fp8":
         pool = jax.lax.bitcast_convert_type(pool, jnp.float8_e4m3fn)
     return pool.swapaxes(0, 1)
@@ -82,18 +82,18 @@ def _by_head(pool: jax.Array) -> jax.Array:
 def dense(
     problem: Problem, implementation: str
 ) -> tuple[Callable[..., jax.Array], list[tuple[jax.Array, jax.Array]]]:
-    """`jax.nn.dot_product_attention` on a dense copy: a function as above, and its operands.
+    """Prepare `jax.nn.dot_product_attention` on a dense copy; returns as `paged_decode` does.
 
-    implementation: "cudnn", or "xla" where there is no GPU to check this adapter on.
-    Raises NotImplementedError for what the public function cannot express.
+    implementation: "cudnn", or "xla" to check this adapter without a GPU.
+    Raises NotImplementedError for cases that the public function cannot express.
     """
     case = problem.case
     if problem.k_scales is not None:
-        raise NotImplementedError("dense attention has no keys of one byte with scales")
+        raise NotImplementedError("dense attention does not support one-byte pools")
     causal = case.kind == "prefill"
     if causal and not case.starts_empty:
         raise NotImplementedError(
-            "its causal mask begins at the first key: no queries after a context"
+            "its causal mask starts at the first key: queries cannot follow a context"
         )
     rows, most = case.rows, max(case.queries)
     lengths = {}
@@ -105,7 +105,7 @@ def dense(
     lanes = np.arange(most)[None]
     inside = lanes < np.array(case.queries)[:, None]
     index = np.where(inside, starts + lanes, 0)
-    back = np.flatnonzero(inside)  # of the padded queries, those that are real
+    back = np.flatnonzero(inside)  # indices of the real queries among the padded ones
     ragged = len(back) != index.size
     attend = partial(
         jax.nn.dot_product_attention, scale=problem.scale, is_causal=causal,

@@ -1,4 +1,4 @@
-"""The implementations that are compared, each made ready for a problem or refused with a reason."""
+"""The compared implementations: each prepares for a problem, or raises the reason why not."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ UNROLLED = 8  # calls in an iteration of a chain
 
 @dataclass(frozen=True)
 class Where:
-    """What runs the paths. interpret: the Pallas kernels run in their interpreters."""
+    """Device that runs the paths. interpret: Pallas kernels run in interpret mode."""
 
     device: jax.Device
     interpret: bool = False
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is an NVIDIA GPU."""
+        """Whether the device is an NVIDIA GPU."""
         return self.device.platform in ("gpu", "cuda")
 
     @property
     def is_hopper(self) -> bool:
-        """Whether Mosaic's kernels for Hopper run there."""
+        """Whether the device runs Mosaic's kernels for Hopper."""
         return (tiles.compute_capability(self.device) or (0, 0))[0] == 9
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """run: (q, layer, operands) -> output of q's shape and type, where either `layer` is an index
-    that is only known when it runs, or, with `by_layer`, operands are a list and run gets the one.
+    """An implementation with its operands for one problem.
+
+    run: (q, layer, operands) -> output of q's shape and dtype. `layer` is a traced index; with
+    `by_layer`, `operands` has one entry per layer, and run gets the entry of its layer.
     """
 
     run: Callable[[jax.Array, Any, Any], jax.Array]
@@ -50,17 +52,17 @@ class Prepared:
 
     @cached_property
     def compiled(self) -> Callable[..., jax.Array]:
-        """`run`, compiled once for all who call it, and on CPU as the engine's steps are."""
+        """`run`, compiled once, with the engine's compiler options on CPU."""
         on_cpu = jax.default_backend() == "cpu"
         return jax.jit(self.run, compiler_options=CPU_OPTIONS if on_cpu else None)
 
     def once(self, problem: Problem, layer: int) -> jax.Array:
-        """The output for one layer."""
+        """Return the output for one layer."""
         operands = self.operands[layer] if self.by_layer else self.operands
         return self.compiled(problem.q, jnp.int32(layer), operands)
 
     def timed(self, problem: Problem, chained: int) -> device_timer.Timed:
-        """The path on all layers in turn. chained: calls in one program; 1: of one dispatch."""
+        """Return a timer of calls on all layers in turn. chained: calls in one program."""
         layers = problem.layers
         each = [self.operands[n] if self.by_layer else self.operands for n in range(layers)]
         if chained == 1:
@@ -73,14 +75,14 @@ class Prepared:
 
             return device_timer.Timed(dispatched, problem.q, calls=layers)
 
-        # A loop launches small kernels of its own; several calls in an iteration share them.
+        # A loop launches small kernels per iteration, which several calls then share.
         unrolled = max(layers, min(UNROLLED, chained // 2))
         length = max(2, chained // unrolled)
 
         def step(index: Any, q: jax.Array, operands: Any) -> jax.Array:
             for call in range(unrolled):
                 layer = call % layers
-                # The layer is known: its pages could be gathered ahead, or once for all calls.
+                # Otherwise XLA could gather the pages of a constant layer once, for all calls.
                 q, at = lax.optimization_barrier((q, jnp.int32(layer)))
                 q = self.run(q, at, operands[layer] if self.by_layer else operands)
             return q
@@ -95,7 +97,7 @@ Prepare = Callable[[Problem, Where], Prepared]
 
 
 def ours(op: Callable[..., jax.Array], problem: Problem, **options: Any) -> Prepared:
-    """An op with the signature of `pallas_kernels`, of decode or of prefill."""
+    """Prepare a decode or prefill op with the signature of `pallas_kernels`."""
     operands = {
         "pools": (problem.k_pool, problem.v_pool),
         "batch": (problem.tables, problem.context_lens),
@@ -127,7 +129,7 @@ def _online(problem: Problem, where: Where) -> Prepared:
 
 
 def triton(problem: Problem, where: Where, chosen: Any = None) -> Prepared:
-    """Our Triton kernels. chosen: tiles, or None for those that serving would use."""
+    """Prepare our Triton kernels. chosen: tiles, or None for those that serving uses."""
     _refuse_cpu(where)
     decoding = problem.case.kind == "decode"
     op = triton_decode.paged_decode if decoding else triton_prefill.paged_prefill
@@ -137,7 +139,7 @@ def triton(problem: Problem, where: Where, chosen: Any = None) -> Prepared:
 
 def _mosaic(problem: Problem, where: Where) -> Prepared:
     if problem.case.kind != "decode":
-        raise NotImplementedError("a kernel for decode alone")
+        raise NotImplementedError("supports decode only")
     if not where.is_hopper and not where.interpret:
         raise NotImplementedError("needs a Hopper GPU")
     try:
@@ -149,7 +151,7 @@ def _mosaic(problem: Problem, where: Where) -> Prepared:
 
 def _jax_paged(problem: Problem, where: Where) -> Prepared:
     if problem.case.kind != "decode":
-        raise NotImplementedError("a kernel for decode alone")
+        raise NotImplementedError("supports decode only")
     _refuse_cpu(where)
     run, layers = jax_attention.paged_decode(problem, where.interpret)
     return Prepared(lambda q, layer, operands: run(q, operands), layers, by_layer=True)
@@ -164,7 +166,7 @@ def _cudnn(problem: Problem, where: Where) -> Prepared:
 
 def _refuse_cpu(where: Where) -> None:
     if not where.on_gpu and not where.interpret:
-        raise NotImplementedError("needs a GPU; on a CPU its interpreter is only checked")
+        raise NotImplementedError("needs a GPU; on a CPU it is only checked in interpret mode")
 
 
 PATHS: dict[str, Prepare] = {
@@ -179,5 +181,5 @@ INTERPRETED = ("triton", "mosaic", "jax-paged")
 
 
 def with_tiles(chosen: Any) -> Prepare:
-    """The Triton path with these tiles."""
+    """Return the Triton path with these tiles."""
     return partial(triton, chosen=chosen)

@@ -1,7 +1,7 @@
-"""Random queries, pools and tables of a case, on the device, and attention's exact answer.
+"""Random queries, pools and tables of a case on the device, and the exact result of attention.
 
-Pools have several layers, and measured calls go through them in turn, as an engine's steps do:
-one small layer read again and again would come from the device's cache, not from its memory.
+Pools have several layers, and measured calls use them in turn, as an engine's steps do. A single
+small layer would be read from the device's cache instead of its memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.attention.shapes import Case
 from pallas_kernels import reference
 from pallas_kernels.formats import FORMATS, decode, quantise
 
-POOL_BYTES = 256 << 20  # more than the caches of the devices that are measured
+POOL_BYTES = 256 << 20  # more than the caches of the measured devices
 MAX_LAYERS = 8
-# Products of a query with a key, up to which the reference's loops are fast enough.
+# Most query-key products for which the loops of the reference are fast enough.
 LOOP_PAIRS = 200_000
 QUERIES_AT_ONCE = 128
 
@@ -44,21 +44,21 @@ class Problem:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Number of layers, L."""
         return self.k_pool.shape[0]
 
     @property
     def size(self) -> int:
-        """T."""
+        """Tokens per page, T."""
         return self.k_pool.shape[3]
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """Scale of the scores."""
         return self.case.heads.width**-0.5
 
     def numbers(self, layer: int, rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        """What the pools hold for some rows: keys and values [rows, P * T, K, D] bfloat16."""
+        """Return the keys and values of some rows, [rows, P * T, K, D] bfloat16."""
         tables = self.tables[rows]
         return (
             _dense(self.k_pool, self.k_scales, layer, tables),
@@ -69,7 +69,7 @@ class Problem:
 def make_problem(
     case: Case, dtype: str, size: int, seed: int = 0, layers: int | None = None
 ) -> Problem:
-    """Rows over shuffled pages of `size` tokens. layers: None for as many as outgrow caches."""
+    """Create rows over shuffled pages of `size` tokens. layers: None for `num_layers`."""
     pages = [-(-context // size) for context in case.contexts]
     blocks, heads = sum(pages), case.heads
     layers = num_layers(case, dtype) if layers is None else layers
@@ -79,7 +79,7 @@ def make_problem(
     for row, first in enumerate(np.cumsum([0, *pages[:-1]])):
         tables[row, : pages[row]] = order[first : first + pages[row]]
     shape = (layers, blocks, heads.num_kv_heads, size, heads.width)
-    # The device's own generator: threefry takes seconds for a large pool on a CPU.
+    # unsafe_rbg, because threefry takes seconds for a large pool on a CPU.
     keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), 3)
     (k_pool, k_scales), (v_pool, v_scales) = (_pool(key, shape, dtype) for key in keys[:2])
     q = jax.random.normal(keys[2], (sum(case.queries), heads.num_heads, heads.width), QUERY)
@@ -91,21 +91,21 @@ def make_problem(
 
 
 def num_layers(case: Case, dtype: str) -> int:
-    """Enough to outgrow caches, within reason.
+    """Return the number of layers: enough to exceed the device's caches, at most MAX_LAYERS.
 
-    Two at least: with one, XLA would know which layer a chain of calls reads, and gather its pages
-    once, before the loop.
+    At least 2: with one layer, XLA would know which layer a chain of calls reads, and gather its
+    pages once, before the loop.
     """
     layer_bytes = work(case, dtype).kv_bytes
     layers = min(MAX_LAYERS, max(2, -(-POOL_BYTES // layer_bytes)))
-    # The Triton kernels refuse one-byte pools of these sizes, and serve larger ones.
+    # The Triton kernels reject one-byte pools of these sizes, but support larger ones.
     while dtype in FORMATS and 2**31 < layers * layer_bytes // 2 <= 2**32:
         layers += 1
     return layers
 
 
 def pool_bytes(case: Case, dtype: str) -> int:
-    """Bytes of the pools that `make_problem` makes, of all layers."""
+    """Return the bytes of the pools that `make_problem` creates, over all layers."""
     needed = work(case, dtype)
     return num_layers(case, dtype) * (needed.kv_bytes + needed.scale_bytes)
 
@@ -113,7 +113,7 @@ def pool_bytes(case: Case, dtype: str) -> int:
 @partial(jax.jit, static_argnums=(1, 2))
 def _pool(key: jax.Array, shape: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array | None]:
     def layer(key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        spread = math.sqrt(3)  # of variance one
+        spread = math.sqrt(3)  # for a variance of 1
         values = jax.random.uniform(key, shape[1:], QUERY, -spread, spread)
         return quantise(values, dtype) if dtype in FORMATS else (values, None)
 
@@ -134,7 +134,7 @@ def _dense(
 
 
 def exact(problem: Problem, layer: int) -> np.ndarray:  # [S, H, D] float32
-    """The answer: the reference's where its loops end in time, else float32 in XLA, by rows."""
+    """Return the exact result: by the reference if it is fast enough, else in XLA by rows."""
     pairs = sum(c * n for c, n in zip(problem.case.contexts, problem.case.queries, strict=True))
     if pairs * problem.case.heads.num_heads <= LOOP_PAIRS:
         return _looped(problem, layer)

@@ -1,4 +1,4 @@
-"""What was measured, as lines for people and as a chart."""
+"""The result of `bench.attention` as tables and as a chart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.memory.report import table
 from bench.report import bar_chart
+from bench.report.report import table
 
 COLUMNS = (
     "path", "ms", "min - max", "GB/s", "of copy", "TFLOP/s", "of matmul", "difference",
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def device_lines(rates: dict[str, Any], on_gpu: bool) -> list[str]:
-    """What the shares are shares of, and how calls are timed."""
+    """Format the device's measured rates, of which shares are taken, and how calls are timed."""
     how = (
         "calls are chained inside one program, so dispatch is not counted"
         if on_gpu
@@ -32,10 +32,10 @@ def device_lines(rates: dict[str, Any], on_gpu: bool) -> list[str]:
 
 
 def case_lines(entry: dict[str, Any], said: set[str]) -> list[str]:
-    """One case. said: the reasons that were given before, which are not repeated."""
+    """Format one case. said: reasons that were printed before and are not repeated."""
     head = (
         f"{entry['model']} {entry['kind']} {entry['label']} {entry['dtype']}: "
-        f"{entry['bytes'] / MIB:,.1f} MiB, {entry['flops_per_byte']:.1f} flops a byte"
+        f"{entry['bytes'] / MIB:,.1f} MiB, {entry['flops_per_byte']:.1f} flops per byte"
     )
     found = entry.get("paths", {})
     timed = {name: each for name, each in found.items() if each["status"] == "timed"}
@@ -67,8 +67,8 @@ def _row(name: str, path: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
-    """What the interpreters gave."""
-    lines = ["", "kernels in their interpreters, against the reference; nothing is timed:"]
+    """Format the checks in interpret mode."""
+    lines = ["", "kernels in interpret mode, compared with the reference; nothing is timed:"]
     for each in checks:
         said = (
             f"{each['status']}: {each['reason']}"
@@ -80,7 +80,7 @@ def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def facts_lines(facts: Sequence[dict[str, Any]]) -> list[str]:
-    """What compiling for an absent H200 said, beside the arithmetic of its data sheet."""
+    """Format the facts of compiling for an H200, and the limits from its data sheet."""
     columns = (
         "compiled for H200", "kernel", "registers", "spilled", "shared KiB", "launches",
         "temporary MiB", "roofline us",
@@ -99,14 +99,14 @@ def facts_lines(facts: Sequence[dict[str, Any]]) -> list[str]:
             )  # fmt: skip
     failed = [f"{fact['case']}: {fact['reason']}" for fact in facts if "reason" in fact]
     note = (
-        "roofline: arithmetic and no measurement; bytes over 4.8 TB/s, or flops over 989 TFLOP/s "
-        "where that is longer"
+        "roofline: arithmetic, not a measurement; bytes over 4.8 TB/s or flops over 989 TFLOP/s, "
+        "whichever takes longer"
     )
     return ["", *(table(columns, rows) if rows else []), *failed, note]
 
 
 def draw(entries: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """A chart of GB/s: a group of bars for each decode case, a bar for each path."""
+    """Draw GB/s: a group of bars for each decode case, a bar for each path."""
     bar_chart.check()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

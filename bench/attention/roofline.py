@@ -1,8 +1,8 @@
-"""What a case must move and compute, by arithmetic, and what the device was seen to reach.
+"""Bytes and flops that a case needs, by arithmetic, and the measured rates of the device.
 
-Bytes are those without which there is no answer: each row's keys and values once, their scales,
-the queries and the output. Page tables, partial results and whatever a path reads twice are not
-counted, so that GB/s compares paths and a path that moves more shows less.
+Bytes are the minimum for the result: each row's keys and values once, their scales, the queries and
+the output. Page tables, partial results and repeated reads are not counted, so that GB/s compares
+paths: a path that moves more bytes shows fewer GB/s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.attention import device_timer
 from bench.attention.shapes import Case
 from pallas_kernels.formats import FORMATS, SCALE_DTYPE
 
-H200_BYTES_PER_SECOND = 4.8e12  # of the data sheet
+H200_BYTES_PER_SECOND = 4.8e12  # from the data sheet
 QUERY = jnp.dtype("bfloat16")
 GPU_COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 256 << 20
 GPU_SQUARE, CPU_SQUARE = 8192, 1024
@@ -25,16 +25,16 @@ GPU_SQUARE, CPU_SQUARE = 8192, 1024
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call."""
+    """Bytes and flops of one call."""
 
     kv_bytes: int
     scale_bytes: int
     query_bytes: int  # queries and output
-    flops: int  # a multiplication and an addition are two; of keys that are seen
+    flops: int  # of unmasked keys; a multiply-add counts as two
 
     @property
     def bytes(self) -> int:
-        """All that must be moved."""
+        """All bytes that must be moved."""
         return self.kv_bytes + self.scale_bytes + self.query_bytes
 
     @property
@@ -44,11 +44,11 @@ class Work:
 
 
 def work(case: Case, dtype: str) -> Work:
-    """dtype: of the pool, one of `attention_shapes.DTYPES`."""
+    """Compute bytes and flops. dtype: of the pool, one of `shapes.DTYPES`."""
     heads = case.heads
     vectors = 2 * sum(case.contexts) * heads.num_kv_heads
     pairs = sum(
-        count * context - count * (count - 1) // 2  # the last query sees all, each before one less
+        count * context - count * (count - 1) // 2  # causal mask; the last query sees all keys
         for context, count in zip(case.contexts, case.queries, strict=True)
     )
     return Work(
@@ -60,17 +60,17 @@ def work(case: Case, dtype: str) -> Work:
 
 
 def pool_dtype(dtype: str) -> Any:
-    """Of the pool's elements."""
+    """Return the dtype of the pool's elements."""
     return jnp.dtype(FORMATS[dtype].dtype if dtype in FORMATS else "bfloat16")
 
 
 def scale_itemsize(dtype: str) -> int:
-    """Bytes of one vector's scale."""
+    """Return the bytes of one vector's scale."""
     return SCALE_DTYPE.itemsize if dtype in FORMATS else 0
 
 
 def copy_bandwidth(num_bytes: int, repeats: int) -> float:
-    """Bytes per second, read and written, of a kernel that copies so much and adds one."""
+    """Measure bytes per second, read and written, of a kernel that adds one to an array."""
     array = jnp.zeros(num_bytes // 4, jnp.uint32)
     add = jax.jit(lambda x: x + jnp.uint32(1), donate_argnums=0)
     timing = device_timer.measure(add, array, calls=1, repeats=repeats)
@@ -78,8 +78,8 @@ def copy_bandwidth(num_bytes: int, repeats: int) -> float:
 
 
 def matmul_rate(side: int, repeats: int) -> float:
-    """Flops per second of a bfloat16 product of two squares."""
-    # Random numbers, since a GPU is faster on constants; divided so that products stay finite.
+    """Measure flops per second of a bfloat16 product of two square matrices."""
+    # Random numbers, because a GPU is faster on constants; scaled so that products stay finite.
     keys = jax.random.split(jax.random.key(0, impl="unsafe_rbg"))
     left, right = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in keys)
     right = right * jnp.bfloat16(side**-0.5)
@@ -89,7 +89,7 @@ def matmul_rate(side: int, repeats: int) -> float:
 
 
 def measure_device(platform: str, repeats: int) -> dict[str, Any]:
-    """What the device reaches on a plain copy and a plain product, in this very run."""
+    """Measure the device on a plain copy and a plain product, in this run."""
     on_cpu = platform == "cpu"
     num_bytes = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
     side = CPU_SQUARE if on_cpu else GPU_SQUARE

@@ -1,4 +1,4 @@
-"""What attention is measured on: heads of known models, and batches of rows that read them."""
+"""Cases that are measured: heads of known models, and batches of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention of one layer of a model, as one device has it."""
+    """The attention heads of one layer of a model on one device."""
 
     name: str
     num_heads: int  # H
@@ -17,7 +17,7 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """G, the query heads that share a kv head."""
+        """Query heads per KV head, G."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -29,14 +29,15 @@ MODELS = {
         Heads("smollm2-135m", 9, 3, 64),
     )
 }
-# What a pool holds: bfloat16, or a one-byte format of `pallas_kernels.formats`, by its name.
+# Dtypes of the pool: bfloat16, or the name of a one-byte format of `pallas_kernels.formats`.
 DTYPES = ("bf16", "int8", "fp8")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an op. contexts: keys of each row; queries: how many each row has, the last
-    of its context.
+    """One call of an op.
+
+    contexts: keys of each row. queries: number of queries of each row, at the end of its context.
     """
 
     heads: Heads
@@ -47,44 +48,44 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         return len(self.contexts)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all rows are of one length."""
+        """Whether all rows have the same context length."""
         return len(set(self.contexts)) == 1
 
     @property
     def starts_empty(self) -> bool:
-        """Whether every row's queries are its whole context."""
+        """Whether the queries of every row are its whole context."""
         return self.contexts == self.queries
 
     @property
     def name(self) -> str:
-        """For people and for JSON."""
+        """Name of the case in tables and JSON."""
         return f"{self.heads.name} {self.kind} {self.label}"
 
 
 def decode(heads: Heads, rows: int, context: int) -> Case:
-    """One query a row, on contexts of one length."""
+    """Return a case with one query per row and equal context lengths."""
     return Case(heads, "decode", f"B={rows} ctx={context}", (context,) * rows, (1,) * rows)
 
 
 def decode_grid(heads: Heads, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[Case]:
-    """All batches with all contexts, and one batch of mixed lengths."""
+    """Yield all batch sizes with all contexts, and one batch of mixed lengths."""
     for count in rows:
         for context in contexts:
             yield decode(heads, count, context)
     count, longest = max(rows), max(contexts)
     if count > 1:
-        # Even steps from an eighth of the longest to the longest: what a server's batch looks like.
+        # Lengths in even steps from an eighth of the longest to the longest, as in a server.
         mixed = tuple(longest * (8 * n + count - n) // (8 * count) for n in range(1, count + 1))
         yield Case(heads, "decode", f"B={count} ctx={mixed[0]}-{longest}", mixed, (1,) * count)
 
 
 def prefill_grid(heads: Heads, chunk: int) -> Iterator[Case]:
-    """A prompt of four chunks at once, a chunk on a context of four, and a mix of prompts."""
+    """Yield a prompt of four chunks, a chunk after a context of four, and mixed prompts."""
     whole = 4 * chunk
     yield Case(heads, "prefill", f"prompt {whole}", (whole,), (whole,))
     yield Case(heads, "prefill", f"chunk {chunk} on {whole}", (whole + chunk,), (chunk,))

@@ -1,4 +1,4 @@
-"""One case, all paths: first whether they agree with the exact answer, then what they take."""
+"""Run all paths on one case: compare each with the exact result, then time it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from bench.attention.problem import Problem, exact, make_problem, pool_bytes
 from bench.attention.roofline import H200_BYTES_PER_SECOND, work
 from bench.attention.shapes import Case
 
-# Largest difference over the largest value, of bfloat16 outputs. Ours are within 4e-3; JAX's paged
-# kernel joins its splits in bfloat16.
+# Largest allowed difference over the largest value, of bfloat16 outputs. Ours are within 4e-3;
+# JAX's paged kernel combines its splits in bfloat16.
 AGREES = 2e-2
-COPIES = 4  # of the pool in memory at once: itself, JAX's two layouts, and the gathered pages
-CHAIN_SECONDS = 2e-3  # of device time that one chain of calls takes at least, by arithmetic
-FLOPS_PER_SECOND = 4e14  # for that arithmetic alone
+COPIES = 4  # pools in memory at once: the pool, JAX's two layouts, and the gathered pages
+CHAIN_SECONDS = 2e-3  # shortest device time of one chain of calls, by arithmetic
+FLOPS_PER_SECOND = 4e14  # for that arithmetic only
 
 
 def what_is_too_large(case: Case, dtype: str, where: Where) -> str | None:
-    """Why the case cannot run on the device; None if it can."""
+    """Return why the case cannot run on the device, None if it can."""
     needed, available = COPIES * pool_bytes(case, dtype), _memory(where)
     if needed <= available:
         return None
-    return f"needs {needed / 2**30:.1f} GiB with its copies; there are {available / 2**30:.1f}"
+    return (
+        f"needs {needed / 2**30:.1f} GiB with its copies, "
+        f"but {available / 2**30:.1f} GiB are available"
+    )
 
 
 def _memory(where: Where) -> int:
-    """Bytes that may be used."""
+    """Return the bytes that may be used."""
     if where.on_gpu:
         stats = where.device.memory_stats() or {}
         return stats.get("bytes_limit", 16 << 30) * 9 // 10
-    # Half of what is free, as other processes may need the rest.
+    # Half of the free memory; other processes may need the rest.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
 
 
@@ -49,7 +52,7 @@ def run(
     repeats: int,
     device_rates: dict[str, Any],
 ) -> dict[str, Any]:
-    """All that is known about the case, as values that JSON can hold."""
+    """Check and time all paths; return the case's entry of the result, as values for JSON."""
     entry = describe(case, dtype)
     if reason := what_is_too_large(case, dtype, where):
         return entry | {"skipped": reason}
@@ -63,7 +66,7 @@ def run(
             continue
         try:
             ready[name] = prepared.timed(problem, chain_length(case, dtype, where))
-        except Exception as error:  # one path's failure must not lose the others
+        except Exception as error:  # keep the results of the other paths
             found[name] |= {"status": "failed", "reason": one_line(error)}
     try:
         timings = device_timer.take_turns(ready, repeats)
@@ -76,7 +79,7 @@ def run(
 
 
 def describe(case: Case, dtype: str) -> dict[str, Any]:
-    """The case and its arithmetic."""
+    """Return the case with its bytes and flops."""
     needed = work(case, dtype)
     return {
         "model": case.heads.name, "kind": case.kind, "label": case.label, "dtype": dtype,
@@ -90,25 +93,25 @@ def describe(case: Case, dtype: str) -> dict[str, Any]:
 def check(
     problem: Problem, prepare: Prepare, where: Where, wanted: np.ndarray
 ) -> tuple[dict[str, Any], Prepared | None]:
-    """Whether a path runs and agrees; the path, if so."""
+    """Run a path once; return its status, and the prepared path if its result agrees."""
     try:
         prepared = prepare(problem, where)
         out = np.asarray(prepared.once(problem, problem.layers - 1), np.float32)
     except NotImplementedError as error:
         return {"status": "skipped", "reason": one_line(error)}, None
-    except ValueError as error:  # of our kernels: a shape or an option that they do not serve
+    except ValueError as error:  # our kernels do not support the shape or option
         return {"status": "refused", "reason": one_line(error)}, None
-    except Exception as error:  # compilers and drivers raise what they like
+    except Exception as error:  # compilers and drivers raise any exception
         return {"status": "failed", "reason": one_line(error)}, None
     difference = float(np.abs(out - wanted).max() / np.abs(wanted).max())
-    if not difference <= AGREES:  # also where it is not a number
+    if not difference <= AGREES:  # also true for NaN
         reason = f"differs by {difference:.1e} of the largest value"
         return {"status": "disagrees", "difference": difference, "reason": reason}, None
     return {"status": "agrees", "difference": difference}, prepared
 
 
 def chain_length(case: Case, dtype: str, where: Where) -> int:
-    """Calls in one program: enough on a GPU to outlast the dispatch of the next program."""
+    """Return the calls in one program: on a GPU it must run longer than the next dispatch."""
     if not where.on_gpu:
         return 1
     needed = work(case, dtype)
@@ -132,14 +135,14 @@ def _shares(path: dict[str, Any], device_rates: dict[str, Any]) -> dict[str, flo
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error, not longer than a terminal shows."""
+    """Return the first line of an error, cut to 240 characters."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     text = " ".join(lines[0].split())
-    if not isinstance(error, NotImplementedError | ValueError):  # ours say what they mean
+    if not isinstance(error, NotImplementedError | ValueError):  # our own messages need no type
         text = f"{type(error).__name__}: {text}"
     return text[:240]
 
 
 def where_it_runs(interpret: bool = False) -> Where:
-    """The first device."""
+    """Return the first device."""
     return Where(jax.devices()[0], interpret)

@@ -1,7 +1,7 @@
-"""Which tiles are fastest on this device: candidates, and a search that ends in time.
+"""Search for the fastest tiles on this device, with a time limit.
 
-The search goes by coordinates, since each candidate costs a compilation: first the block and its
-warps and stages, at the splits that arithmetic chooses, then the splits.
+Each candidate costs a compilation, so the search varies one coordinate at a time: first the block
+with its warps and stages, with splits chosen by arithmetic, then the splits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pallas_kernels import tiles
 from pallas_kernels.tiles import MAX_SPLITS, DecodeTiles, PrefillTiles
 
 REPEATS = 3
-# (block_tokens, num_warps, num_stages), likely ones first as time may run out.
+# (block_tokens, num_warps, num_stages); likely ones first, because time may run out.
 DECODE_BLOCKS = (
     (64, 4, 3), (64, 4, 4), (64, 4, 2), (128, 4, 2), (128, 8, 2), (128, 4, 3), (32, 4, 4),
     (32, 2, 4), (128, 8, 3), (64, 8, 3), (64, 2, 3),
 )  # fmt: skip
-SPLIT_FACTORS = (2.0, 0.5, 4.0, 0.25)  # of the splits that arithmetic chooses
+SPLIT_FACTORS = (2.0, 0.5, 4.0, 0.25)  # of the splits chosen by arithmetic
 # (rows, block_tokens, num_warps, num_stages)
 PREFILL_TILES = (
     (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 2),
@@ -34,12 +34,12 @@ PREFILL_TILES = (
 )  # fmt: skip
 
 Tiles = Any  # DecodeTiles or PrefillTiles
-Measure = Callable[[Tiles], float]  # seconds of a call; raises where the tiles do not work
+Measure = Callable[[Tiles], float]  # seconds of a call; raises if the tiles do not work
 
 
 @dataclass
 class Search:
-    """The best of what was tried. seconds: of each that ran; notes: of each that did not."""
+    """State of a search. seconds: of each candidate that ran; notes: of each that did not."""
 
     measure: Measure
     deadline: float  # of time.monotonic
@@ -48,7 +48,7 @@ class Search:
     notes: list[str] = field(default_factory=list)
 
     def try_all(self, candidates: Iterable[Tiles]) -> None:
-        """Measure each, until the deadline."""
+        """Measure each candidate until the deadline."""
         for each in candidates:
             if each in self.seconds:
                 continue
@@ -57,7 +57,7 @@ class Search:
                 return
             try:
                 self.seconds[each] = self.measure(each)
-            except Exception as error:  # what does not compile is no candidate
+            except Exception as error:  # skip candidates that do not compile
                 self.notes.append(f"{_brief(each)}: {one_line(error)}")
                 continue
             if self.best is None or self.seconds[each] < self.seconds[self.best]:
@@ -65,16 +65,16 @@ class Search:
 
 
 def key_of(case: Case, dtype: str, size: int) -> str:
-    """What the kernels will find the choice by; several cases may share one."""
+    """Return the key under which kernels look up tiles; several cases may share one."""
     heads, dtypes = case.heads, (QUERY, pool_dtype(dtype))
     if case.kind == "prefill":
         return tiles.prefill_key(heads.width, heads.group, *dtypes)
-    context = -(-max(case.contexts) // size) * size  # of the table's width
+    context = -(-max(case.contexts) // size) * size  # as wide as the table
     return tiles.decode_key(case.rows, heads.num_kv_heads, heads.width, context, *dtypes)
 
 
 def search(problem: Problem, where: Where, seconds: float) -> Search:
-    """Find the fastest tiles in about so many seconds."""
+    """Find the fastest tiles in about `seconds`."""
     wanted = exact(problem, problem.layers - 1)
 
     def measure(chosen: Tiles) -> float:
@@ -88,7 +88,7 @@ def search(problem: Problem, where: Where, seconds: float) -> Search:
 
 
 def explore(problem: Problem, where: Where, measure: Measure, deadline: float) -> Search:
-    """`search` with a given measure."""
+    """Run `search` with a given measure."""
     done = Search(measure, deadline)
     if problem.case.kind == "prefill":
         group = problem.case.heads.group
@@ -110,14 +110,14 @@ def explore(problem: Problem, where: Where, measure: Measure, deadline: float) -
 
 
 def merged(device_name: str, found: dict[str, Tiles]) -> dict[str, Tiles]:
-    """`found`, and what the device's table had for other keys."""
+    """Return `found` and the entries of the device's table for other keys."""
     kinds = {"decode": DecodeTiles, "prefill": PrefillTiles}
     old = {key: kinds[key.split()[0]](**fields) for key, fields in tiles.tuned(device_name).items()}
     return {**old, **found}
 
 
 def outcome(key: str, done: Search) -> dict[str, Any]:
-    """For JSON."""
+    """Return the outcome as values for JSON."""
     return {
         "key": key,
         "best": None if done.best is None else asdict(done.best),
@@ -127,7 +127,7 @@ def outcome(key: str, done: Search) -> dict[str, Any]:
 
 
 def outcome_lines(key: str, done: Search) -> list[str]:
-    """For people."""
+    """Format the outcome as lines of text."""
     if done.best is None:
         return [f"{key}: nothing ran", *(f"  {note}" for note in done.notes)]
     fastest, slowest = done.seconds[done.best], max(done.seconds.values())

@@ -1,1 +1,1 @@
-"""memory."""
+"""Benchmark of KV memory: waste, and blocks saved by sharing."""

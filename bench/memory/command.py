@@ -1,19 +1,17 @@
-"""KV memory: contiguous reservations against the paged pool, and what sharing blocks saves.
+"""KV memory: contiguous reservations compared with the paged pool, and savings by sharing blocks.
 
     python -m bench.memory --json FILE --plot FILE
 
-No model runs: the lengths of random requests decide, and the pool is the engine's own BlockPool.
+No model runs: only the lengths of random requests matter. The pool is the engine's BlockPool.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +34,7 @@ from bench.memory.request_mix import (
 )
 from bench.memory.sharing import Savings
 from bench.memory.steady_state import Manager, PagedManager, Simulation, closed_form_waste
-from bench.report import header
+from bench.report import command_line, header
 from pagedjax.checks.one_line import exit_status
 from pagedjax.config import ModelConfig
 from pagedjax.layers.kv_cache import block_bytes
@@ -47,14 +45,14 @@ MODELS = {
     "LLaMA-13B": ModelConfig(32000, 5120, 13824, 40, 40, 40, 128),
     "LLaMA-2-70B": ModelConfig(32000, 8192, 28672, 80, 64, 8, 128),
 }
-# What arXiv 2309.06180 has on an A100-40GB for keys and values, next to the weights of a 13B model.
+# KV memory of arXiv 2309.06180 on an A100-40GB, next to the weights of a 13B model.
 MEMORY_MODEL, MEMORY_BYTES = "LLaMA-13B", 12 << 30
 BLOCK_SIZE, BLOCK_SIZES = 16, (8, 16, 32)
 WIDTHS = (2, 4, 6)
-SURE = (0.8, 0.9, 0.98)  # see `sharing.survivors`; not known for real models, so three values
-NARROW_SIGMA = 0.5  # of outputs, to show what their spread does to the savings
+SURE = (0.8, 0.9, 0.98)  # see `sharing.survivors`; unknown for real models, so three values
+NARROW_SIGMA = 0.5  # of output lengths, to show how their spread changes the savings
 COMMON_REQUESTS, COMMON_LEN = 100, 1000
-SHARING_STEPS = 20  # of each scenario, per request of the steady state
+SHARING_STEPS = 20  # steps of each scenario, per request of --requests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def bytes_per_token(model: str) -> int:
-    """Keys and values of one token in all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     return block_bytes(MODELS[model], 1, DTYPE)
 
 
 def num_slots() -> int:
-    """Tokens whose keys and values fit the memory."""
+    """Return how many tokens' keys and values fit into the memory."""
     return MEMORY_BYTES // bytes_per_token(MEMORY_MODEL)
 
 
@@ -84,23 +82,18 @@ def _run(options: argparse.Namespace) -> None:
         "common_prompt": _common_prompts(options),
     }
     print("\n".join(header.lines(result["header"]) + memory_report.lines(result)))
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    command_line.write_json(options.json, result)
     if options.plot is not None:
         memory_report.draw(result, options.plot)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Whatever can be refused before the simulations is refused here."""
+    """Refuse invalid options now, not after the simulations."""
     if options.requests < 10:
-        raise ValueError("--requests must be at least 10, a fifth of which is for warming up")
+        raise ValueError("--requests must be at least 10, because a fifth of them is warmup")
     if options.seed < 0:
         raise ValueError("--seed must not be negative")
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder for {path}")
-    if options.plot is not None:
-        memory_report.check()
+    command_line.check_targets(options.json, options.plot)
 
 
 def _part(name: str, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -149,9 +142,9 @@ def _steady_state(
 
 
 def _paged(options: argparse.Namespace, mix: RequestMix, block_size: int) -> dict[str, Any]:
-    """The paged pool, its waste beside the closed form, and its state after the last step.
+    """Simulate the paged pool; return its waste, the closed form, and its last state.
 
-    The closed form knows the mix alone, nothing of the simulation.
+    The closed form depends on the mix only, not on the simulation.
     """
     manager = PagedManager(num_slots(), block_size)
     simulation = Simulation(manager, stream(mix, options.seed))
@@ -177,7 +170,7 @@ def _sharing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _parallel(options: argparse.Namespace, mix: LogNormalMix, width: int) -> dict[str, Any]:
-    """Samples of one prompt, with the closed form for the same requests, and for the mix."""
+    """Measure samples of one prompt, with the closed form for the same requests and for the mix."""
     steps = options.requests * SHARING_STEPS
     found = sharing.measure(mix, width, BLOCK_SIZE, steps, options.seed, sharing.parallel)
     lengths = (found.lengths, sample(mix), sample(narrowed(mix, NARROW_SIGMA)))
@@ -230,19 +223,15 @@ def _savings(mix: RequestMix, what: str, found: Savings) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.memory", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = command_line.new_parser("memory", __doc__)
     add = parser.add_argument
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="default: %(default)s")
     add("--requests", type=int, default=4000, help="requests to finish per mix and manager")
-    add("--json", type=Path, metavar="FILE", help="write the result")
-    add("--plot", type=Path, metavar="FILE", help="write a chart; the suffix names the format")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    command_line.add_outputs(parser, plot="how the memory is used")
     return parser
 
 
 if __name__ == "__main__":
-    # Nothing here computes on a device, so none is taken from those who do.
+    # Nothing here needs a device, so leave GPUs to other processes.
     jax.config.update("jax_platforms", "cpu")
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The traditional manager: one piece of memory per request, reserved when it is admitted."""
+"""Contiguous KV memory: one piece per request, reserved at admission."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.memory.steady_state import Live
 
 @dataclass(frozen=True)
 class Reservation:
-    """How many slots a request gets, from the number of keys that it will have at its end."""
+    """Rule for the slots of a request. size: final number of keys -> slots."""
 
     name: str
     size: Callable[[int], int]
@@ -26,18 +26,18 @@ RESERVATIONS = (
 
 
 class Arena:
-    """A row of slots, given out in pieces: first fit, and neighbouring holes become one.
+    """First-fit allocator of contiguous slots that merges adjacent holes.
 
-    Kinder to the baseline than buddy allocation, which rounds up and merges only some neighbours.
+    It favours the baseline over buddy allocation, which rounds up and merges only some neighbours.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_free = num_slots
-        self._holes = [(0, num_slots)]  # (start, size), by start; no two touch
+        self._holes = [(0, num_slots)]  # (start, size) in ascending order; none are adjacent
 
     def take(self, size: int) -> int | None:
-        """The start of a piece of `size` slots; None if no hole is large enough."""
+        """Allocate `size` slots and return their start; None if no hole is large enough."""
         for index, (start, room) in enumerate(self._holes):
             if room >= size:
                 rest = [(start + size, room - size)] if room > size else []
@@ -47,7 +47,7 @@ class Arena:
         return None
 
     def give(self, start: int, size: int) -> None:
-        """Take a piece back."""
+        """Free a piece."""
         self.num_free += size
         index = bisect.bisect(self._holes, (start, 0))
         first, last = index, index
@@ -61,12 +61,12 @@ class Arena:
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """The free pieces as (start, size), in order."""
+        """The free pieces as (start, size), in ascending order."""
         return list(self._holes)
 
 
 class ContiguousManager:
-    """Reserves all that a request may need, in one piece."""
+    """Reserves all slots that a request may need, in one piece."""
 
     def __init__(self, num_slots: int, reservation: Reservation) -> None:
         self.num_slots = num_slots
@@ -74,7 +74,7 @@ class ContiguousManager:
         self._size = reservation.size
 
     def admit(self, request: Live, others_run: bool) -> bool:
-        """A piece of the reservation's size, if there is a hole for it."""
+        """Allocate the reservation, if a hole is large enough."""
         size = self._size(request.final_len)
         start = self.arena.take(size)
         if start is not None:
@@ -82,18 +82,18 @@ class ContiguousManager:
         return start is not None
 
     def grow(self, request: Live) -> bool:
-        """Always: the room is reserved."""
+        """Return True: all slots are reserved."""
         return True
 
     def release(self, request: Live) -> None:
-        """The piece, at once."""
+        """Free the reservation."""
         self.arena.give(*request.place)
         request.place = []
 
     def slots(self, request: Live) -> int:
-        """The reservation."""
+        """Return the size of the reservation."""
         return request.place[1]
 
     def is_fragmented(self, request: Live) -> bool:
-        """Whether the holes together would do."""
+        """Return whether the holes together are large enough."""
         return self.arena.num_free >= self._size(request.final_len)

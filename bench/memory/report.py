@@ -1,4 +1,4 @@
-"""The memory benchmark's result, a dict that JSON can hold, as tables and as a chart."""
+"""The result of `bench.memory` as tables and as a chart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 from bench.report.bar_chart import check
 from bench.report.report import table
 
-__all__ = ["check", "draw", "lines", "table"]
-
 SHARES = ("stored", "reserved", "internal", "external", "idle")
 COLOURS = ("tab:blue", "tab:cyan", "tab:red", "tab:orange", "lightgrey")
 # Savings that arXiv 2309.06180 measured, from widths of 2 to 6.
@@ -20,7 +18,7 @@ PAPER_UTILIZATION, CONTIGUOUS_LIMIT, AGREEMENT = 0.963, 0.40, 0.005
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """All tables, with what is needed to read them."""
+    """Format the result as tables with headings and remarks."""
     return [
         *_parameters(result),
         *_steady_state(result),
@@ -31,9 +29,9 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Write a chart of what the memory is used for, a panel a mix, to `path`."""
+    """Draw the use of the memory, with one panel per mix, and write it to `path`."""
     check()
-    # The canvas is chosen here and not for the process, and it needs no display.
+    # The canvas is chosen for this figure, not for the process, and needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,7 +49,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def reversed_legend(axes: Any) -> tuple[list[Any], list[str]]:
-    """Handles and labels in the order in which the bars are stacked, from the top."""
+    """Return handles and labels in the order of the stacked bars, from the top."""
     handles, labels = axes.get_legend_handles_labels()
     return handles[::-1], labels[::-1]
 
@@ -70,7 +68,7 @@ def _draw_panel(axes: Any, mix: str, entries: list[dict[str, Any]]) -> None:
 
 
 def _compared(result: dict[str, Any], mix: str) -> list[dict[str, Any]]:
-    """The contiguous managers, and the paged one with the usual block size."""
+    """Return the entries of the contiguous managers, and of the default block size."""
     sizes = (None, result["parameters"]["block_size"])
     return [
         each
@@ -94,7 +92,7 @@ def _parameters(result: dict[str, Any]) -> list[str]:
         "",
         f"{_memory(result)}, as on an A100-40GB; prompt + output at most {found['max_seq_len']:,}",
         f"keys and values of one token: {', '.join(per_token)}",
-        f"seed {found['seed']}, {found['requests']:,} requests finish, the first fifth not counted",
+        f"seed {found['seed']}, {found['requests']:,} finished requests, without the first fifth",
     ]
     for name, mix in result["mixes"].items():
         parameters = ", ".join(f"{key} {value}" for key, value in mix["parameters"].items())
@@ -107,7 +105,10 @@ def _steady_state(result: dict[str, Any]) -> list[str]:
     columns = (
         "manager", "utilization", *SHARES, "running", "preempted", "recomputed",
     )  # fmt: skip
-    said = ["", "STEADY STATE. utilization: keys over room given out; shares: of all the memory."]
+    said = [
+        "",
+        "STEADY STATE. utilization: keys over allocated slots; shares: of the whole memory.",
+    ]
     for mix in result["mixes"]:
         rows = [
             (
@@ -131,8 +132,8 @@ def _bar(result: dict[str, Any]) -> list[str]:
         f"{'yes' if paged >= PAPER_UTILIZATION else 'NO'}; {found[0]['what']} under "
         f"{CONTIGUOUS_LIMIT:.0%}: {reserve:.1%}, {'yes' if reserve < CONTIGUOUS_LIMIT else 'NO'}",
         "arXiv 2309.06180 measured 20.4 % to 38.2 % of the memory in contiguous systems and 96.3 %",
-        "in its paged one. First fit is kinder to the contiguous ones than the buddy allocation",
-        "there. idle: too little for the next request, or the watermark.",
+        "in its paged one. First fit favours the contiguous ones over the buddy allocation there.",
+        "idle: free, but too small for the next request, or the watermark.",
     ]
 
 
@@ -154,7 +155,7 @@ def _closed_form(result: dict[str, Any]) -> list[str]:
     ]
     return [
         "",
-        "PAGED WASTE, of the blocks given out, and the closed form: (T - 1) / 2 slots a sequence.",
+        "PAGED WASTE of the allocated blocks, and the closed form: (T - 1) / 2 slots per sequence.",
         "",
         *table(columns, rows),
         "",
@@ -170,24 +171,24 @@ def _sharing(result: dict[str, Any]) -> list[str]:
     return [
         "",
         f"SHARING, blocks of {found['block_size']}. saved: of the blocks without sharing, over all "
-        "steps; tokens and bytes: a request. paper: arXiv 2309.06180, width 2 to 6.",
+        "steps; tokens and bytes: per request. paper: arXiv 2309.06180, width 2 to 6.",
         "",
         *_savings(parallel, ("closed form", "whole mix", narrow, "paper"), _parallel_cells),
         "",
-        "They share the prompt's full blocks. closed form: for the same requests; whole mix: for",
-        "all that might have been drawn, the rest is luck with long requests. The mixes have the",
-        "paper's mean lengths, but it gives no spread: the wider it is for outputs (sigma 1 here),",
-        f"the longer is a running request, and the smaller its prompt's part. {narrow}: so much",
-        "closer to the mean, all else equal.",
+        "Samples share the full blocks of the prompt. closed form: for the same requests; whole",
+        "mix: for the whole distribution; they differ by the chance of long requests. The mixes",
+        "have the mean lengths of the paper, which gives no spread. A wider spread of outputs",
+        "(sigma 1 here) makes running requests longer and the prompt's share smaller.",
+        f"{narrow}: the same means with this spread of outputs.",
         "",
         *_savings(beams, ("paper",), lambda beam: [BEAM_BAND]),
         "",
         f"Beams: Dirichlet({found['beam_concentration']:g}) chances of {found['beam_tokens']} "
-        "tokens, drawn for each beam on its own; the best scores survive.",
-        "Beams share all up to their common ancestor. sure: the share of steps that replace none,",
-        "which is assumed, as no model runs. Independent scores replace beams sooner than text",
-        "does, where beams differ little: long outputs save more here than in the paper unless",
-        "nearly all steps are sure.",
+        "tokens, drawn independently for each beam; the best scores survive.",
+        "Beams share all blocks up to their common ancestor. sure: the share of steps that replace",
+        "no beam, an assumption, because no model runs. Independent scores replace beams sooner",
+        "than text does, where beams differ little: unless nearly all steps are sure, long outputs",
+        "save more here than in the paper.",
     ]
 
 
@@ -202,7 +203,7 @@ def _common_prompt(result: dict[str, Any]) -> list[str]:
         "",
         f"A COMMON PROMPT of {found['common_len']:,} tokens before those of "
         f"{found['common_requests']} requests of a mix, found through the prefix trie; all of them",
-        "at once. tokens and bytes: of all requests.",
+        "run at once. tokens and bytes: of all requests.",
         "",
         *_savings(result["common_prompt"]),
     ]
@@ -213,7 +214,7 @@ def _savings(
     columns: Sequence[str] = (),
     cells: Callable[[dict[str, Any]], list[str]] = lambda entry: [],
 ) -> list[str]:
-    """A table of savings, with more columns after the measured share."""
+    """Format a table of savings; `columns` and `cells` come after the measured share."""
     models = [f"{name}, MiB" for name in entries[0]["saved_bytes"]]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Mixes of request lengths: what a memory manager has to deal with."""
+"""Distributions of prompt and output lengths."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any, Protocol
 import numpy as np
 
 MAX_SEQ_LEN = 2048
-CHUNK = 1024  # requests drawn at a time
-SAMPLE = 400_000  # requests drawn to know a mix's moments
+CHUNK = 1024  # requests drawn at once
+SAMPLE = 400_000  # requests drawn to estimate a mix's means
 
 
-Lengths = tuple[np.ndarray, np.ndarray]  # of the prompts, and of the outputs
+Lengths = tuple[np.ndarray, np.ndarray]  # prompt lengths, output lengths
 
 
 class RequestMix(Protocol):
-    """A distribution of (prompt tokens, output tokens), their sum at most MAX_SEQ_LEN."""
+    """A distribution of (prompt tokens, output tokens) with a sum of at most MAX_SEQ_LEN."""
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Name in tables."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Prompt and output lengths of about `count` requests, all at least 1."""
+        """Draw prompt and output lengths, all at least 1, of about `count` requests."""
 
 
 @dataclass(frozen=True)
 class UniformMix:
-    """The sum of prompt and output is uniform, and so is the prompt's part of it."""
+    """The sum of prompt and output is uniform, and so is the prompt's share of it."""
 
     name: str = "uniform"
     shortest: int = 16
     longest: int = MAX_SEQ_LEN
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Prompt and output lengths of `count` requests."""
+        """Draw prompt and output lengths of `count` requests."""
         total = rng.integers(self.shortest, self.longest + 1, count)
         prompt = rng.integers(1, total)
         return prompt, total - prompt
@@ -44,11 +44,11 @@ class UniformMix:
 
 @dataclass(frozen=True)
 class LogNormalMix:
-    """Prompt and output are independent log-normals, drawn again where they exceed `longest`.
+    """Prompt and output are independent log-normals, drawn again if they exceed `longest`.
 
-    The `mu` are set such that the means come out as wanted after that and after rounding. The
-    means are the ones that arXiv 2309.06180 gives for its datasets; it gives no spread. A sigma
-    of 1 makes the spread 1.3 times the mean, with a median at 0.6 of it.
+    Each `mu` is chosen such that the means, after redrawing and rounding, are those that
+    arXiv 2309.06180 gives for its datasets; it gives no spread. With a sigma of 1, the standard
+    deviation is 1.3 times the mean and the median 0.6 times the mean.
     """
 
     name: str
@@ -59,7 +59,7 @@ class LogNormalMix:
     longest: int = MAX_SEQ_LEN
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Prompt and output lengths of at most `count` requests."""
+        """Draw prompt and output lengths of at most `count` requests."""
         prompt = _whole(rng.lognormal(self.prompt_mu, self.prompt_sigma, count))
         output = _whole(rng.lognormal(self.output_mu, self.output_sigma, count))
         fits = prompt + output <= self.longest
@@ -68,10 +68,10 @@ class LogNormalMix:
 
 @dataclass(frozen=True)
 class Moments:
-    """What a mix's lengths are on average.
+    """Mean lengths of a mix.
 
-    running_len: mean number of keys that a running request has stored. Requests that run longer
-        count for more: it is the mean over all steps of all requests.
+    running_len: mean number of stored keys of a running request, over all steps of all requests,
+        so that requests that run longer have more weight.
     """
 
     prompt_len: float
@@ -80,7 +80,7 @@ class Moments:
 
 
 def stream(mix: RequestMix, seed: int) -> Iterator[tuple[int, int]]:
-    """Endless requests, as (prompt tokens, output tokens); the same ones for the same seed."""
+    """Yield endless requests as (prompt tokens, output tokens), deterministic for each seed."""
     rng = np.random.default_rng(seed)
     while True:
         prompt, output = mix.draw(rng, CHUNK)
@@ -88,15 +88,15 @@ def stream(mix: RequestMix, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def sample(mix: RequestMix) -> Lengths:
-    """So many requests that their means are hardly random; always the same ones."""
+    """Draw SAMPLE requests, enough for accurate means; always the same ones."""
     return mix.draw(np.random.default_rng(0), SAMPLE)
 
 
 def moments(mix: RequestMix) -> Moments:
-    """The mix's own means.
+    """Estimate the means of the mix.
 
-    Of a request of p prompt tokens and o output tokens, the first step stores p keys and each of
-    the o - 1 that follow one more: o steps, p + (o - 1) / 2 keys on average.
+    The first step of a request with p prompt and o output tokens stores p keys, and each of the
+    o - 1 further steps one more: o steps with p + (o - 1) / 2 keys on average.
     """
     prompt, output = sample(mix)
     running = (output * (prompt + (output - 1) / 2)).sum() / output.sum()
@@ -104,13 +104,13 @@ def moments(mix: RequestMix) -> Moments:
 
 
 def narrowed(mix: LogNormalMix, output_sigma: float) -> LogNormalMix:
-    """The same mix with outputs of the same mean, closer to it (but for the few drawn again)."""
+    """Return the mix with another sigma but the same mean of outputs, except for redraws."""
     shift = (mix.output_sigma**2 - output_sigma**2) / 2
     return replace(mix, output_mu=mix.output_mu + shift, output_sigma=output_sigma)
 
 
 def describe(mix: RequestMix) -> dict[str, Any]:
-    """Parameters and moments, as values that JSON can hold."""
+    """Return parameters and means as values for JSON."""
     found = moments(mix)
     means = {name: round(value, 2) for name, value in vars(found).items()}
     return {"parameters": dict(vars(mix)), "means": means}

@@ -1,6 +1,6 @@
-"""What sharing blocks saves: parallel samples, beams, and a common system prompt.
+"""Blocks saved by sharing: parallel samples, beams, and a common system prompt.
 
-Each scenario runs alone on a real pool that is large enough, so that only sharing decides.
+Each scenario runs alone on a real pool that is large enough for it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from bench.memory.request_mix import MAX_SEQ_LEN, Lengths, RequestMix, stream
 from pagedjax.schedule.accounting import PoolAccounting, account
 from pagedjax.schedule.blocks import BlockPool
 
-# Steps between two looks at the pool: prime to the block sizes, so that all fillings are seen.
+# Steps between two looks at the pool; coprime to the block sizes, so that all fill levels occur.
 LOOK_EVERY = 11
-# Beams (see `survivors`): how many next tokens are possible, and how evenly (1: any distribution
-# over them is as likely as any other).
+# Beams (see `survivors`): number of possible next tokens, and concentration of the Dirichlet
+# distribution of their probabilities (1: uniform over all distributions).
 BEAM_TOKENS = 32
 BEAM_CONCENTRATION = 1.0
 
 
 @dataclass
 class Savings:
-    """Sums over all looks at the pool, of blocks and of tokens.
+    """Sums of blocks and tokens over all looks at the pool.
 
-    Blocks that belong to nobody are not counted. `copies`: blocks copied before a write.
-    requests: prompt and output length of each.
+    Unreferenced blocks are not counted. copies: blocks copied before a write. requests: prompt and
+    output length of each.
     """
 
     looks: int = 0
@@ -55,23 +55,23 @@ class Savings:
 
     @property
     def share(self) -> float:
-        """Blocks saved over blocks without sharing."""
+        """Saved blocks over blocks without sharing."""
         return 1 - self.blocks / self.table_blocks
 
     @property
     def mean_tokens_saved(self) -> float:
-        """Tokens that need not be stored, on average over the looks."""
+        """Saved tokens, averaged over the looks."""
         return self.tokens_saved / self.looks
 
     @property
     def mean_blocks_saved(self) -> float:
-        """Blocks that are not needed, on average over the looks."""
+        """Saved blocks, averaged over the looks."""
         return (self.table_blocks - self.blocks) / self.looks
 
 
 @dataclass
 class Family:
-    """Sequences of one length that started from one prompt, and their block tables."""
+    """Sequences of equal length with a common prompt, and their block tables."""
 
     blocks: BlockPool
     length: int
@@ -80,14 +80,14 @@ class Family:
 
     @classmethod
     def start(cls, blocks: BlockPool, prompt_len: int, width: int) -> Family:
-        """One table for the prompt, and shares in it for the others; the last block too."""
+        """Allocate the prompt's blocks once, shared by all sequences, the last block included."""
         table = blocks.allocate(blocks.blocks_for(prompt_len))
         for _ in range(width - 1):
             blocks.share(table)
         return cls(blocks, prompt_len, [list(table) for _ in range(width)])
 
     def grow(self) -> None:
-        """One more token for each. A block that others hold too is copied before the write."""
+        """Append one token to each sequence. Shared blocks are copied before the write."""
         for table in self.tables:
             if self.length == len(table) * self.blocks.block_size:
                 table += self.blocks.allocate(1)
@@ -98,7 +98,7 @@ class Family:
         self.length += 1
 
     def survive(self, parents: list[int]) -> None:
-        """Go on with sequence parents[0], parents[1], ...: forks of some, and the end of others."""
+        """Continue sequences parents[0], parents[1], ...: some are forked, others end."""
         if parents == list(range(len(self.tables))):
             return
         counts = Counter(parents)
@@ -111,7 +111,7 @@ class Family:
         self.tables = [list(self.tables[parent]) for parent in parents]
 
     def steps(self, lineage: Iterator[list[int]]) -> Iterator[None]:
-        """Stop after each step: the one that stored the prompt, then one for each more token."""
+        """Yield after each step: the one that stores the prompt, then one per further token."""
         yield
         for parents in lineage:
             self.survive(parents)
@@ -119,11 +119,11 @@ class Family:
             yield
 
     def account(self) -> PoolAccounting:
-        """The pool now."""
+        """Return the current use of the pool."""
         return account(self.blocks, ((table, self.length) for table in self.tables))
 
     def end(self) -> None:
-        """Give everything back."""
+        """Release all blocks."""
         for table in self.tables:
             self.blocks.release(table)
 
@@ -132,22 +132,22 @@ Lineage = Callable[[np.random.Generator, int, int], Iterator[list[int]]]
 
 
 def parallel(rng: np.random.Generator, width: int, steps: int) -> Iterator[list[int]]:
-    """Samples stay who they are."""
+    """Yield parents of parallel samples, which never change."""
     for _ in range(steps):
         yield list(range(width))
 
 
 def survivors(rng: np.random.Generator, width: int, steps: int, sure: float) -> Iterator[list[int]]:
-    """Who the parents of the best `width` candidates are, by beam search's own rule.
+    """Yield the parents of the best `width` candidates, by the rule of beam search.
 
     A beam's score is the sum of its tokens' log probabilities. Each beam proposes its `width`
     likeliest next tokens, and the best of all proposals survive. The probabilities are drawn from
-    a Dirichlet distribution, for each beam on its own. In text most tokens are nearly certain, and
-    then no beam is replaced: `sure` is the share of such steps. It decides how many tokens back
-    the beams' common ancestor is, and so how much they share.
+    a Dirichlet distribution, independently for each beam. In text most tokens are nearly certain,
+    and then no beam is replaced: `sure` is the share of such steps. It determines how far back the
+    common ancestor of the beams is, and so how many blocks they share.
     """
     scores = np.full(width, -np.inf)
-    scores[0] = 0.0  # they start from one prompt, so the first tokens are all the first one's
+    scores[0] = 0.0  # all start from one prompt, so all first tokens come from beam 0
     is_open = rng.random(steps) >= sure
     is_open[:1] = True
     for each in is_open:
@@ -165,10 +165,10 @@ def survivors(rng: np.random.Generator, width: int, steps: int, sure: float) -> 
 def measure(
     mix: RequestMix, width: int, block_size: int, num_steps: int, seed: int, lineage: Lineage
 ) -> Savings:
-    """Run requests of the mix, each as a family of `width` sequences, for so many steps.
+    """Run requests of the mix for `num_steps` steps, each as a family of `width` sequences.
 
-    Every step of every request counts the same, as it does in an engine under steady load. All
-    sequences of a request have its output length.
+    Every step of every request has equal weight, as in an engine under steady load. All sequences
+    of a request have its output length.
     """
     blocks = BlockPool(width * (MAX_SEQ_LEN // block_size + 1), block_size)
     rng, requests, savings = np.random.default_rng(seed), stream(mix, seed), Savings()
@@ -183,15 +183,15 @@ def measure(
         savings.copies += family.copies
         savings.requests.append((prompt_len, output_len))
         family.end()
-    assert blocks.num_free == blocks.num_blocks, "a block is lost"
+    assert blocks.num_free == blocks.num_blocks, "a block was not released"
     return savings
 
 
 def closed_form_parallel(lengths: Lengths, width: int, block_size: int) -> float:
-    """The share of blocks that `width` samples of requests of these lengths save.
+    """Return the share of blocks that `width` samples save, for requests of these lengths.
 
-    That is the prompt's full blocks, all but once. Its partly filled block is shared in the first
-    step alone, which is left out.
+    All samples but one save the full blocks of the prompt. Its partly filled block is shared in the
+    first step only, which is neglected.
     """
     prompt, output = lengths
     shared = (output * (prompt // block_size)).sum()
@@ -202,10 +202,10 @@ def closed_form_parallel(lengths: Lengths, width: int, block_size: int) -> float
 def common_prompt(
     mix: RequestMix, num_requests: int, common_len: int, block_size: int, seed: int
 ) -> tuple[Savings, Savings]:
-    """Requests that begin with the same `common_len` tokens, found through the prefix trie.
+    """Measure requests that begin with the same `common_len` tokens, found by the prefix trie.
 
-    Each goes on with a prompt of its own from the mix. Returns what is saved when all prompts are
-    stored, and when all outputs are complete too.
+    Each continues with its own prompt from the mix. Returns the savings when all prompts are
+    stored, and when all outputs are complete.
     """
     rng, requests = np.random.default_rng(seed), stream(mix, seed)
     blocks = BlockPool(num_requests * -(-(common_len + MAX_SEQ_LEN) // block_size), block_size)
@@ -227,9 +227,9 @@ def common_prompt(
 
 
 def admit(blocks: BlockPool, tokens: list[int]) -> list[int]:
-    """The block table of a prompt: known blocks from the trie, new ones entered into it."""
+    """Return the block table of a prompt, with cached blocks; enter new blocks into the trie."""
     size = blocks.block_size
-    nodes = blocks.match(None, tokens[:-1])  # the last token is always left to compute
+    nodes = blocks.match(None, tokens[:-1])  # the last token is always computed
     table = [node.block for node in nodes if node.block is not None]
     blocks.share(table)
     table += blocks.allocate(blocks.blocks_for(len(tokens)) - len(table))

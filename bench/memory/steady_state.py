@@ -1,4 +1,4 @@
-"""A pool under a queue that never empties: what its memory is used for, step by step."""
+"""Simulation of a pool whose queue never empties, and the use of its memory at each step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Protocol
 from pagedjax.schedule.accounting import PoolAccounting, account
 from pagedjax.schedule.blocks import BlockPool, watermark
 
-WARM_UP = 5  # the requests that finish first, one in so many, are not counted
+WARM_UP = 5  # the first 1 / WARM_UP of the finished requests are not counted
 
 
 @dataclass(eq=False)
 class Live:
-    """A request. The key of its last token is never needed, so never stored.
+    """A running or preempted request. The key of its last token is never stored.
 
-    known: tokens whose keys the step that admits it stores: the prompt, and after a preemption
-    all that it had. stored: keys it has now. place: what its manager gave it.
+    known: tokens whose keys are stored at admission: the prompt, and after a preemption all tokens
+    so far. stored: keys that are stored now. place: the memory that its manager allocated.
     """
 
     prompt_len: int
@@ -29,40 +29,40 @@ class Live:
 
     @property
     def final_len(self) -> int:
-        """Keys it will have at its end."""
+        """Number of keys at its end."""
         return self.prompt_len + self.output_len - 1
 
 
 class Manager(Protocol):
-    """Gives requests room for their keys. Sizes are in token slots."""
+    """Allocates token slots for the keys of requests."""
 
     num_slots: int
 
     def admit(self, request: Live, others_run: bool) -> bool:
-        """Give room for the known tokens, if there is."""
+        """Allocate slots for the known tokens; return whether there was enough room."""
 
     def grow(self, request: Live) -> bool:
-        """Give room for one more token, if there is."""
+        """Allocate a slot for one more token; return whether there was enough room."""
 
     def release(self, request: Live) -> None:
-        """Take all its room back."""
+        """Free all slots of the request."""
 
     def slots(self, request: Live) -> int:
-        """The room it has."""
+        """Return the number of slots of the request."""
 
     def is_fragmented(self, request: Live) -> bool:
-        """Whether a request that was not admitted would fit if the free room were in one piece."""
+        """Return whether a rejected request would fit if the free slots were contiguous."""
 
 
 @dataclass(frozen=True)
 class SteadyState:
     """Means over the counted steps.
 
-    The shares are of the whole memory and add up to 1: `stored` (keys), `reserved` (room that its
-    holder fills later), `internal` (room that its holder never fills), `external` (free, enough
-    for the next request, but in pieces) and `idle` (free, and not enough for the next request, or
-    kept free). utilization: keys over room given out. preemptions: per finished request.
-    recomputed: share of all keys written that a preempted request had before.
+    These shares of the whole memory add up to 1: `stored` (keys), `reserved` (slots that their
+    request fills later), `internal` (slots that their request never fills), `external` (free,
+    enough for the next request, but fragmented) and `idle` (free, but not enough for the next
+    request, or kept free). utilization: keys over allocated slots. preemptions: per finished
+    request. recomputed: share of the written keys that were lost by preemption.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class SteadyState:
 
 
 class PagedManager:
-    """The engine's pool: blocks on demand, a watermark at admission as in the scheduler."""
+    """The engine's pool: blocks on demand, and the scheduler's watermark at admission."""
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.num_slots = num_slots
@@ -88,7 +88,7 @@ class PagedManager:
         self._watermark = watermark(self.blocks.num_blocks)
 
     def admit(self, request: Live, others_run: bool) -> bool:
-        """Blocks for the known tokens, if the watermark stays free."""
+        """Allocate blocks for the known tokens, if the watermark stays free."""
         need = self.blocks.blocks_for(request.known)
         if not self.blocks.can_allocate(need + (self._watermark if others_run else 0)):
             return False
@@ -96,7 +96,7 @@ class PagedManager:
         return True
 
     def grow(self, request: Live) -> bool:
-        """A block, when the last one is full."""
+        """Allocate a block if the last one is full."""
         if request.stored < self.slots(request):
             return True
         if not self.blocks.can_allocate(1):
@@ -105,28 +105,28 @@ class PagedManager:
         return True
 
     def release(self, request: Live) -> None:
-        """All blocks, at once."""
+        """Free all blocks."""
         self.blocks.release(request.place)
         request.place = []
 
     def slots(self, request: Live) -> int:
-        """Whole blocks."""
+        """Return the slots of all its blocks."""
         return len(request.place) * self.blocks.block_size
 
     def is_fragmented(self, request: Live) -> bool:
-        """Never: any free block is as good as any other."""
+        """Return False: any free blocks can be used."""
         return False
 
     def account(self, running: list[Live]) -> PoolAccounting:
-        """The blocks and tokens of the running requests."""
+        """Count the blocks and tokens of the running requests."""
         return account(self.blocks, ((each.place, each.stored) for each in running))
 
 
 class Simulation:
-    """Steps of one token for each running request; the prompt is computed in one step.
+    """Simulates steps of one token per running request; a prompt takes one step.
 
-    The queue is first come, first served. When a request cannot grow the newest is preempted: it
-    goes back to the head of the queue and will be computed again.
+    The queue is first come, first served. If a request cannot grow, the newest is preempted: it
+    returns to the head of the queue and is recomputed later.
     """
 
     def __init__(self, manager: Manager, requests: Iterator[tuple[int, int]]) -> None:
@@ -140,7 +140,7 @@ class Simulation:
         self._next = self._draw()
 
     def run(self, num_requests: int) -> SteadyState:
-        """Step until so many requests have finished; the first fifth of them is not counted."""
+        """Step until `num_requests` have finished; the first fifth of them is not counted."""
         sums = Sums()
         warm_up = num_requests // WARM_UP
         while self.finished < num_requests:
@@ -164,7 +164,7 @@ class Simulation:
                 request.stored += 1
                 self.written += 1
         if self.preemptions > preemptions:
-            return  # as in the scheduler: who was just preempted is not admitted at once
+            return  # as in the scheduler: no admission in a step with a preemption
         while self.manager.admit(request := self._head(), bool(self.running)):
             request.stored = request.known
             self.written += request.known
@@ -195,14 +195,14 @@ class Simulation:
 
 
 class Sums:
-    """Adds up the steps of a simulation."""
+    """Sums over the steps of a simulation."""
 
     def __init__(self) -> None:
         self.steps = self.running = 0
         self.stored = self.reserved = self.internal = self.external = self.idle = 0
 
     def add(self, manager: Manager, running: list[Live], head: Live) -> None:
-        """Count a step. Keys, and the three kinds of waste, are disjoint."""
+        """Add a step. Each slot is counted in exactly one sum."""
         given = 0
         for request in running:
             slots, final = manager.slots(request), request.final_len
@@ -219,7 +219,7 @@ class Sums:
         self.running += len(running)
 
     def means(self, simulation: Simulation) -> SteadyState:
-        """The result, as shares."""
+        """Return the means as shares."""
         total = self.steps * simulation.manager.num_slots
         return SteadyState(
             steps=self.steps,
@@ -238,7 +238,7 @@ class Sums:
 
 
 def closed_form_waste(mean_len: float, block_size: int) -> float:
-    """Share of the room given out that holds no key, when every length is as likely as the next.
+    """Return the share of allocated slots without a key, if lengths modulo T are uniform.
 
     The last block of a sequence then has 0 to T - 1 unused slots: (T - 1) / 2 on average.
     """

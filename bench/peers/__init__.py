@@ -1,1 +1,1 @@
-"""peers."""
+"""Other engines: scripts that run in their own Python environments, and their callers."""

@@ -1,8 +1,8 @@
-"""How a peer that lives between its runs is asked and answers: lines of JSON on stdin and stdout.
+"""Protocol of a peer that stays alive between its runs: lines of JSON on stdin and stdout.
 
-The first line it writes says that it is ready, and what with; then each line that it reads is a
-task, and each line that it writes is the result. At the end of stdin it ends. It waits by reading,
-so it takes no time from whoever runs meanwhile.
+The peer first writes one line with its versions when it is ready. Then each line it reads is a
+task, and each line it writes is a result. It exits at the end of stdin. It waits by reading, so it
+uses no CPU time while other engines run.
 """
 
 import argparse
@@ -14,23 +14,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
 
-DTYPES = ("bfloat16", "float32")
+from peer_options import new_parser
+
 Answer = Callable[[dict], dict]
-# () -> (what answers a task, what the peer was made with)
+# () -> (function that answers a task, versions and settings of the peer)
 Begin = Callable[[], tuple[Answer, dict]]
-# (prompts, tokens to generate for each) -> output ids of each
+# (prompts, output lengths) -> output ids of each
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 
 
 def arguments(doc: str) -> argparse.Namespace:
-    """Return the command line, which is the same for all peers."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--rows", type=int, default=64, help="requests that run together at most")
+    """Parse the command line, which is the same for all peers that stay alive."""
+    parser = new_parser(doc, dtype="bfloat16")
+    parser.add_argument("--rows", type=int, default=64, help="most requests that run at once")
     parser.add_argument("--max-model-len", type=int, default=512, help="tokens of one request")
     args = parser.parse_args()
     if args.rows < 1 or args.max_model_len < 2:
@@ -39,11 +37,11 @@ def arguments(doc: str) -> argparse.Namespace:
 
 
 def answer_tasks(begin: Begin) -> None:
-    """Make the engine, say that it is ready, and answer until stdin ends.
+    """Create the engine, write the ready line, and answer tasks until stdin ends.
 
-    Whoever asks may be killed meanwhile: work that nobody waits for is interrupted.
+    If stdin ends during a task because the caller was killed, the task is interrupted.
     """
-    # A background job's children begin with it ignored, and then nothing could interrupt them.
+    # Children of a background job start with SIGINT ignored, and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     channel = private_stdout()
     lines: queue.Queue[str] = queue.Queue()
@@ -62,31 +60,31 @@ def answer_tasks(begin: Begin) -> None:
 
 
 def read_lines(lines: "queue.Queue[str]", working: threading.Event, gone: threading.Event) -> None:
-    """Hand over the lines of stdin, and an empty one at its end."""
+    """Put the lines of stdin into the queue, and an empty line at its end."""
     for line in sys.stdin:
         lines.put(line)
     gone.set()
     lines.put("")
     if working.is_set():
-        # A real signal: `_thread.interrupt_main` would not wake a system call that waits already.
+        # A real signal: `_thread.interrupt_main` would not interrupt a blocking system call.
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def private_stdout() -> TextIO:
-    """Return stdout as a file that nobody else has: what libraries print goes to stderr instead."""
+    """Return the stdout for results alone; what libraries print to stdout goes to stderr."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return channel
 
 
 def write(channel: TextIO, value: dict) -> None:
-    """Send one line."""
+    """Write one line."""
     channel.write(json.dumps(value) + "\n")
     channel.flush()
 
 
 def timed(generate: Generate) -> Answer:
-    """Return what answers a workload with its output ids and the seconds that they took."""
+    """Return a function that answers a workload with its output ids and the seconds they took."""
 
     def answer(task: dict) -> dict:
         prompts, output_lens = task["prompts"], task["output_lens"]
@@ -99,7 +97,7 @@ def timed(generate: Generate) -> Answer:
 
 
 def check_workload(prompts: list[list[int]], output_lens: list[int]) -> None:
-    """Refuse a workload that a peer would run wrongly."""
+    """Raise ValueError for an invalid workload."""
     if len(prompts) != len(output_lens):
         raise ValueError(f"{len(prompts)} prompts, but {len(output_lens)} output lengths.")
     if not prompts or not all(prompts) or min(output_lens) < 1:

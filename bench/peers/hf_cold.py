@@ -2,42 +2,39 @@
 
     PEER/bin/python bench/peers/hf_cold.py --gguf FILE --dtype bfloat16 --prompt TEXT
 
-PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. Each
-token's text is printed at once; who started the process times the first byte.
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. The text
+of each token is printed immediately; the parent process times the first byte.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 from hf_model import DTYPES, load
+from peer_options import new_parser
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
 
 class Printer(BaseStreamer):
-    """Prints each new token, and not the prompt that it is given first."""
+    """Prints each new token, but not the prompt, which it receives first."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.is_prompt = tokenizer, True
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt's ids, then each token's."""
+        """Receive the prompt's ids, then the id of each token."""
         if not self.is_prompt:
             print(self.tokenizer.decode(value.reshape(-1)), end="", flush=True)
         self.is_prompt = False
 
     def end(self) -> None:
-        """Take no more."""
+        """End the line."""
         print()
 
 
 def main() -> None:
     """Complete the prompt greedily."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser = new_parser(__doc__, dtype="bfloat16")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-tokens", type=int, default=8)
     args = parser.parse_args()

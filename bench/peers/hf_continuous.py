@@ -4,13 +4,13 @@
 
 PEER is an environment with torch, transformers 5 and gguf; nothing of pagedjax is imported. A task
 is {"prompts": [[id, ...], ...], "output_lens": [n, ...]}; see `exchange`. `generate_batch` takes
-one length for all requests, so this drives the manager beneath it, which takes one for each.
+one output length for all requests, so this script uses its manager, which takes one for each.
 
 On a CPU transformers has no paged kernel. It gathers the keys of all requests from the pages and
-gives them to SDPA together, with a mask that hides the other requests' keys: the attention of a
-step costs (queries of the step) x (keys of all its requests), and more rows may be slower than
-fewer. The pool holds every running request at its longest, so that nothing waits for memory;
-prefix sharing, which the prompts cannot profit from, is off.
+passes them to SDPA together, with a mask that hides the other requests' keys. The attention of a
+step costs (queries of the step) x (keys of all its requests), so more rows may be slower than
+fewer. The pool holds every running request at its longest, so that no request waits for memory.
+Prefix sharing is off, because the prompts share no prefix.
 """
 
 from functools import partial
@@ -21,14 +21,14 @@ from hf_model import DTYPES, environment, load
 from transformers import ContinuousBatchingConfig
 
 PAGE_SIZE = 256  # the default
-# Enough for a decode step of all rows beside a prompt; more queries see more of others' keys.
+# Enough for a decode step of all rows and a prompt; more queries would cost more masked keys.
 BATCH_TOKENS = 512
 WARM_PROMPTS, WARM_TOKENS = [[1] * 16] * 2, 4
 POLL_SECONDS = 1.0
 
 
 def main() -> None:
-    """Load the model, start its manager and answer tasks."""
+    """Load the model, start its manager, and answer tasks."""
     args = arguments(__doc__)
     started: list[Any] = []
 
@@ -47,16 +47,16 @@ def main() -> None:
     try:
         answer_tasks(begin)
     finally:
-        # Its thread is not a daemon and would keep the process alive.
+        # The manager's thread is not a daemon thread, and would keep the process alive.
         for manager in started:
             manager.stop(block=True, hard_stop=True)
 
 
 def pool(rows: int, max_model_len: int) -> ContinuousBatchingConfig:
-    """Return a configuration under which `rows` requests of the longest sort run together."""
+    """Return a configuration in which `rows` requests of `max_model_len` tokens run together."""
     return ContinuousBatchingConfig(
         page_size=PAGE_SIZE,
-        # One more for each row: the manager asks for room ahead of need.
+        # One more per row, because the manager allocates ahead of need.
         num_blocks=rows * (-(-max_model_len // PAGE_SIZE) + 1),
         max_batch_tokens=max(BATCH_TOKENS, 2 * rows),
         max_requests_per_batch=rows,
@@ -66,7 +66,7 @@ def pool(rows: int, max_model_len: int) -> ContinuousBatchingConfig:
 
 
 def generate(manager: Any, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
-    """Return greedy ids; all requests are added at once."""
+    """Add all requests at once and return their greedy output ids."""
     ids = [
         manager.add_request(prompt, max_new_tokens=length)
         for prompt, length in zip(prompts, output_lens, strict=True)

@@ -1,4 +1,4 @@
-"""A GGUF file as a model of Hugging Face transformers, and what it runs with."""
+"""Load a GGUF file as a model of Hugging Face transformers."""
 
 import platform
 from pathlib import Path
@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Masked everywhere, so any id of the vocabulary does.
+# Any id of the vocabulary: padding is always masked.
 PAD_ID = 0
 
 
@@ -17,18 +17,18 @@ def load(path: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
-    # Without an end token generate neither stops early nor forbids the id, so greedy ids compare
-    # with those of an engine that ignores EOS; min_new_tokens would forbid it instead.
+    # Without an EOS id, `generate` neither stops early nor forbids the id, so that greedy ids equal
+    # those of an engine that ignores EOS; min_new_tokens would forbid the id.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD_ID
     return model.to(dtype).eval()
 
 
 def write_folder(gguf: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Write the model and its tokenizer as a folder with safetensors, for who reads no GGUF."""
+    """Write the model and tokenizer as a folder with safetensors, for engines without GGUF."""
     read = load(gguf, torch.float32)
     config = read.config
-    # It says that the tensors are quantised, which they no longer are.
+    # The tensors are no longer quantised.
     del config.quantization_config
     model = type(read)(config).to(torch.float32)
     model.load_state_dict(read.state_dict())
@@ -38,7 +38,7 @@ def write_folder(gguf: Path, dtype: torch.dtype, folder: Path) -> None:
 
 
 def environment() -> dict:
-    """Return what a peer's run was made with."""
+    """Return versions and settings, for the result."""
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

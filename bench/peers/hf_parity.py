@@ -1,31 +1,31 @@
-"""Log probabilities of given outputs by Hugging Face transformers, decoding and scoring.
+"""Log probabilities of given outputs by decode and by scoring, with Hugging Face transformers.
 
     PEER/bin/python bench/peers/hf_parity.py --gguf FILE --dtype bfloat16 --given GIVEN.json \\
         --json OUT.json
 
-PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. What is
-given is {"prompts": [[id, ...], ...], "outputs": [[id, ...], ...]} with outputs of one length. The
-same model reports each output token twice: as the cached decode sees it, one token at a time in a
-batch padded on the left, as `generate` runs it; and by one forward over prompt and output, as a
-trainer does.
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. The given
+file has {"prompts": [[id, ...], ...], "outputs": [[id, ...], ...]} with outputs of one length. The
+model computes the log probability of each output token twice: by decode with a KV cache, one token
+at a time in a left-padded batch, as `generate` does; and by one forward pass over prompt and
+output, as a trainer does.
 """
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 import transformers
 from hf_model import DTYPES, PAD_ID, environment, load
+from peer_options import add_files, new_parser
 
 
 def main() -> None:
-    """Score what is given both ways and write the result."""
+    """Compute the log probabilities both ways and write the result."""
     args = parse_args()
     given = json.loads(args.given.read_text(encoding="utf-8"))
     prompts, outputs = given["prompts"], given["outputs"]
     if len(prompts) != len(outputs) or len(set(map(len, outputs))) != 1:
-        raise ValueError("Every prompt needs an output, and all outputs the same length.")
+        raise ValueError("Every prompt needs an output, and all outputs must have the same length.")
     model = load(args.gguf, DTYPES[args.dtype])
     result = {
         "cached": cached(model, prompts, outputs),
@@ -36,12 +36,9 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    parser.add_argument("--given", type=Path, required=True, help="prompts and outputs")
-    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    """Parse the command line."""
+    parser = new_parser(__doc__, dtype="float32")
+    add_files(parser, given="prompts and outputs")
     return parser.parse_args()
 
 
@@ -49,7 +46,7 @@ def parse_args() -> argparse.Namespace:
 def cached(
     model: transformers.PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]]
 ) -> list[list[float]]:
-    """Return the output tokens' log probabilities as a decode with a KV cache computes them."""
+    """Return the output tokens' log probabilities by decode with a KV cache."""
     width = max(map(len, prompts))
     inputs = torch.tensor([[PAD_ID] * (width - len(each)) + each for each in prompts])
     mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts])
@@ -73,7 +70,7 @@ def cached(
 
 @torch.inference_mode()
 def full(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> list[float]:
-    """Return the output tokens' log probabilities by one forward, without padding or cache."""
+    """Return the output tokens' log probabilities by one forward pass, unpadded and uncached."""
     logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0]
     return logprobs(logits[len(prompt) - 1 : -1], torch.tensor(output)).tolist()
 

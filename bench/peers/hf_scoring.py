@@ -1,22 +1,22 @@
-"""Log probabilities of given token lists by a plain forward of Hugging Face transformers, timed.
+"""Time a plain forward pass of Hugging Face transformers that scores given token lists.
 
     PEER/bin/python bench/peers/hf_scoring.py --gguf FILE --dtype float32 --batch 64 \\
         --given GIVEN.json --json OUT.json
 
-PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. What is
-given is {"lists": [[id, ...], ...]}. Lists are batched in their order and padded on the right to
-the longest of all, and each batch takes one forward, a log-softmax over the vocabulary, and a
-gather: what a trainer does.
+PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. The given
+file has {"lists": [[id, ...], ...]}. Lists are batched in order and padded on the right to the
+longest of all. Each batch takes one forward pass, a log-softmax over the vocabulary, and a gather,
+as in a trainer.
 """
 
 import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 import transformers
 from hf_model import DTYPES, PAD_ID, environment, load
+from peer_options import add_files, new_parser
 
 WARM_LISTS = 2
 
@@ -42,13 +42,10 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, required=True, help="the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    parser.add_argument("--batch", type=int, default=64, help="lists per forward")
-    parser.add_argument("--given", type=Path, required=True, help="the lists")
-    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    """Parse the command line."""
+    parser = new_parser(__doc__, dtype="float32")
+    parser.add_argument("--batch", type=int, default=64, help="lists per forward pass")
+    add_files(parser, given="the lists")
     args = parser.parse_args()
     if args.batch < 1:
         parser.error(f"--batch {args.batch} must be at least 1")

@@ -4,9 +4,9 @@
 
 PEER is an environment with torch, transformers and gguf; nothing of pagedjax is imported. A task
 is {"prompts": [[id, ...], ...], "output_lens": [n, ...]}; see `exchange`. Requests are batched in
-their order, padded on the left, and a batch of `--rows` decodes greedily until its longest output
-is done. Only the tokens that were asked for count, so the steps that short requests sit through
-are lost: the price of static batching.
+order and padded on the left, and a batch of `--rows` decodes greedily until its longest output is
+complete. Only requested tokens are counted, so that further steps of short requests are wasted, as
+is usual for static batching.
 """
 
 from functools import partial
@@ -37,7 +37,7 @@ def generate(
     prompts: list[list[int]],
     output_lens: list[int],
 ) -> list[list[int]]:
-    """Return the output ids of every request, each of the length asked for."""
+    """Return the output ids of every request, each of the requested length."""
     outputs = []
     for first in range(0, len(prompts), rows):
         wanted = output_lens[first : first + rows]
@@ -50,7 +50,7 @@ def generate(
 def generate_batch(
     model: transformers.PreTrainedModel, prompts: list[list[int]], new_tokens: int
 ) -> list[list[int]]:
-    """Return `new_tokens` greedy ids for each prompt, all decoded together."""
+    """Return `new_tokens` greedy ids for each prompt, decoded in one batch."""
     width = max(map(len, prompts))
     padded = [[PAD_ID] * (width - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Other engines as contenders: processes of another Python environment that live between runs."""
+"""Other engines as contenders: processes of another Python environment that stay alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.serving.workload import MAX_MODEL_LEN, Workload
 
 @dataclass(frozen=True)
 class Kind:
-    """A script of `bench/peers`, and what the tables call it."""
+    """A script of `bench/peers`, and its name in tables."""
 
     script: str
     label: str
@@ -29,10 +29,10 @@ OFFLINE = ("hf_static", "hf_continuous", "vllm")
 
 
 class Peer:
-    """One engine, ready to run. It is closed by leaving its `with`.
+    """One engine that is ready to run; a context manager that closes it.
 
-    kind: a name of KINDS. rows: requests that it runs together at most.
-    Raises ValueError when the script fails.
+    kind: a name of KINDS. rows: most requests that run at once.
+    Raises ValueError if the script fails.
     """
 
     def __init__(self, kind: str, interpreter: str, gguf: Path, dtype: str, rows: int) -> None:
@@ -45,17 +45,18 @@ class Peer:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Versions, and the seconds until it was ready."""
+        """Versions, and the seconds until the peer was ready."""
         return self._living.made_with | {"startup_seconds": round(self._living.startup_seconds, 2)}
 
     def run(self, workload: Workload) -> Trial:
-        """Run the workload once, all requests at once; neither loading nor warming up is timed."""
+        """Run the workload once with all requests at once; loading and warmup are not timed."""
         result = self._living.ask(workload.task())
         return Trial(result["seconds"], result["outputs"], self.details)
 
     def serve(self, workload: Workload, arrivals: list[float]) -> list[tuple[list[float], int]]:
-        """Run it with each request at its second; for each the seconds at which tokens came, and
-        how many it was given.
+        """Run the workload with each request at its arrival time.
+
+        Returns for each request the seconds at which its tokens came, and their number.
         """
         return self._living.ask(workload.task() | {"arrivals": arrivals})["times"]
 

@@ -1,4 +1,4 @@
-"""Scripts of `bench/peers`, run by the interpreter of another Python environment."""
+"""Run scripts of `bench/peers` with the interpreter of another Python environment."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-PATIENCE = 30.0  # seconds that a peer has to end by itself
+PATIENCE = 30.0  # seconds that a peer has to exit by itself
 
 
 def check(interpreter: str, gguf: Path) -> None:
-    """Raise ValueError for what would fail only after our own engine was warmed up."""
+    """Raise ValueError for errors that would otherwise occur after the warmup of our engine."""
     if shutil.which(interpreter) is None:
         raise ValueError(f"the peer's interpreter {interpreter} cannot be run")
     if gguf.suffix != ".gguf":
-        raise ValueError(f"the peer reads .gguf files alone, and the model is {gguf}")
+        raise ValueError(f"the peer reads only .gguf files, but the model is {gguf}")
 
 
 def call(
@@ -34,7 +34,7 @@ def call(
     given: dict[str, Any],
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Hand `given` to the script as a JSON file and return what it wrote; raises as `run` does."""
+    """Pass `given` to the script as a JSON file and return its JSON; raises as `run` does."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "given.json", Path(folder) / "result.json"
         task.write_text(json.dumps(given) + "\n", encoding="utf-8")
@@ -44,33 +44,33 @@ def call(
 
 
 def command(script: str, interpreter: str, gguf: Path, dtype: str) -> list[str]:
-    """The beginning that the command lines of all scripts have."""
+    """Return the common part of the command lines of all scripts."""
     return [interpreter, str(FOLDER / script), "--gguf", str(gguf.resolve()), "--dtype", dtype]
 
 
 def run(command: Sequence[str]) -> None:
-    """Run the command of a peer; ValueError with the last line that it said when it fails."""
+    """Run the command of a peer; ValueError with the last line of its stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode:
         raise failure(done.returncode, done.stderr)
 
 
 def environment() -> dict[str, str]:
-    """Ours, in which packages of our own environment are not to be found by the peer's."""
+    """Return our environment variables without PYTHONPATH, which would give it our packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 class Living:
-    """A script that stays alive between its runs, as `peers/exchange.py` describes it.
+    """A script that stays alive between its runs, with the protocol of `peers/exchange.py`.
 
-    made_with: what it said when it was ready. startup_seconds: until it was.
-    Raises ValueError, when made and when asked, with the last line of a script that failed.
+    made_with: the JSON of its ready line. startup_seconds: time until that line.
+    The constructor and `ask` raise ValueError with the last line of stderr if the script fails.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         start = time.perf_counter()
-        # In a session of its own, so that whatever it started can be ended with it.
+        # In its own session, so that its child processes can be killed with it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             text=True, env=environment(), start_new_session=True,
@@ -83,16 +83,16 @@ class Living:
         self.startup_seconds = time.perf_counter() - start
 
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Hand over a task and wait for its result."""
+        """Send a task and wait for its result."""
         assert self._process.stdin is not None
-        # A script that is gone is noticed, and explained, where its answer is missing.
+        # `_answer` reports a script that has exited.
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
     def close(self) -> None:
-        """Let it end, and end by force what does not."""
+        """Close its stdin, and kill what has not exited after PATIENCE seconds."""
         process = self._process
         if process.poll() is None:
             with suppress(subprocess.TimeoutExpired, BrokenPipeError):
@@ -121,6 +121,6 @@ class Living:
 
 
 def failure(status: int, said: str) -> ValueError:
-    """What to raise for a process that ended like this, with the last line that it said."""
-    lines = said.strip().splitlines() or ["it said nothing"]
+    """Return the error for a process that failed, with the last line of its stderr."""
+    lines = said.strip().splitlines() or ["no message"]
     return ValueError(f"the peer ended with status {status}: {lines[-1]}")

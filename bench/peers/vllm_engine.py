@@ -1,4 +1,4 @@
-"""How the peers make an engine of vLLM's CPU build from a GGUF file."""
+"""Set up vLLM's CPU build for a GGUF file."""
 
 import os
 import platform
@@ -10,19 +10,19 @@ from typing import Any
 
 from exchange import arguments
 
-# vLLM reads these while it is imported, so they are set before.
+# Set before the import of vLLM, which reads them.
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, os.sched_getaffinity(0))))
 
 WARM_PROMPTS, WARM_TOKENS = [[1] * 16] * 16, 4
-# The engine's worker looks for more work without sleeping for a second after the last.
+# The engine's worker busy-waits for one second after its last task.
 SETTLE_SECONDS = 1.5
 
 
 class EngineFolder:
-    """A temporary folder with the model in the form that vLLM reads, and the engine's options."""
+    """A temporary folder with the model in a format that vLLM reads, and the engine's options."""
 
     def __init__(self, doc: str) -> None:
         self.args = arguments(doc)
@@ -42,7 +42,7 @@ class EngineFolder:
         }
 
     def settled(self, result: dict) -> dict:
-        """Return the result once the engine sleeps, so that it takes no time from who runs next."""
+        """Return the result when the worker sleeps, so that it takes no CPU time from others."""
         time.sleep(SETTLE_SECONDS)
         return result
 
@@ -52,7 +52,7 @@ class EngineFolder:
 
 
 def environment() -> dict:
-    """Return what a peer's run was made with."""
+    """Return versions, for the result."""
     import torch
     import vllm
 
@@ -64,7 +64,7 @@ def environment() -> dict:
 
 
 def greedy(tokens: int, delta: bool = False) -> Any:
-    """Return a request's parameters. delta: its outputs have the new tokens alone."""
+    """Return sampling parameters. delta: each output has only the new tokens."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -15,7 +15,7 @@ from vllm_engine import WARM_PROMPTS, WARM_TOKENS, EngineFolder, environment, gr
 
 
 def main() -> None:
-    """Make the engine and answer tasks."""
+    """Create the engine and answer tasks."""
     folder = EngineFolder(__doc__)
 
     def begin() -> tuple:
@@ -42,6 +42,6 @@ def generate(llm: Any, prompts: list[list[int]], output_lens: list[int]) -> list
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-# The engine's own process imports this file again.
+# The engine's worker process imports this file again.
 if __name__ == "__main__":
     main()

@@ -4,9 +4,9 @@
 
 PEER is an environment with vllm, torch, transformers and gguf; nothing of pagedjax is imported. A
 task is {"prompts": [[id, ...], ...], "output_lens": [n, ...], "arrivals": [seconds, ...]}; see
-`exchange`. The result's `times` has for each request the seconds at which tokens were there, on the
-clock of the arrivals, and their number: as the caller of vLLM's asynchronous engine, which is what
-its server is built on, sees them.
+`exchange`. The result's `times` has for each request the seconds at which tokens came, on the clock
+of the arrivals, and their number, as seen by a caller of vLLM's asynchronous engine, on which its
+server is built.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from vllm_engine import WARM_PROMPTS, WARM_TOKENS, EngineFolder, environment, gr
 
 
 def main() -> None:
-    """Make the engine and answer tasks."""
+    """Create the engine and answer tasks."""
     folder = EngineFolder(__doc__)
-    # One loop for all tasks: the engine's connections belong to it.
+    # One event loop for all tasks, because the engine's connections belong to it.
     loop = asyncio.new_event_loop()
     engines: list[Any] = []
 
@@ -35,7 +35,7 @@ def main() -> None:
         run(
             {"prompts": WARM_PROMPTS, "output_lens": [WARM_TOKENS] * warm, "arrivals": [0.0] * warm}
         )
-        # Else our engine would be timed beside vLLM's worker, which spins for a while.
+        # Otherwise vLLM's worker would busy-wait while our engine is timed.
         return lambda task: folder.settled(run(task)), environment()
 
     try:
@@ -57,7 +57,7 @@ async def make_engine(options: dict) -> Any:
 async def answer(
     engine: Any, prompts: list[list[int]], output_lens: list[int], arrivals: list[float]
 ) -> dict:
-    """Return when each request's tokens came, and the ids."""
+    """Run the requests; return when the tokens of each came, and the ids."""
     check_workload(prompts, output_lens)
     if len(arrivals) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(arrivals)} arrivals.")
@@ -75,7 +75,7 @@ async def answer(
 async def request(
     engine: Any, name: str, start: float, prompt: list[int], output_len: int, arrival: float
 ) -> tuple[list[float], list[int]]:
-    """Wait for the arrival, then return the seconds at which tokens came, and the ids."""
+    """Wait for the arrival, run the request; return the seconds of its tokens, and the ids."""
     await asyncio.sleep(max(0.0, start + arrival - time.perf_counter()))
     seconds, ids = [], []
     stream = engine.generate({"prompt_token_ids": prompt}, greedy(output_len, delta=True), name)
@@ -86,6 +86,6 @@ async def request(
     return seconds, ids
 
 
-# The engine's own process imports this file again.
+# The engine's worker process imports this file again.
 if __name__ == "__main__":
     main()

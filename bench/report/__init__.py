@@ -1,1 +1,1 @@
-"""report."""
+"""Options, headers, tables and charts that the commands share."""

@@ -1,4 +1,4 @@
-"""A bar for the median of each engine, with whiskers from the slowest to the fastest repeat."""
+"""Bar chart of each engine's median, with whiskers from the slowest to the fastest repeat."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def check(path: Path | None = None) -> None:
-    """Raise ValueError where no plot can be drawn; to be called before hours of measuring.
+    """Raise ValueError if no plot can be drawn; call it before measuring.
 
-    path: where to; its suffix must name a format. With none, all that is asked is a library.
+    path: the file; its suffix must name a format. None checks for matplotlib only.
     """
     try:
         import matplotlib  # noqa: F401
@@ -25,7 +25,7 @@ def check(path: Path | None = None) -> None:
 def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Path) -> None:
     """Write the chart to `path`, in the format that its suffix names.
 
-    spreads: by engine, a dict with "median", "min" and "max". label: what the numbers are.
+    spreads: "median", "min" and "max" of each engine. label: the label of the y axis.
     """
     chart = figure(width=max(7, 2.5 * len(spreads)))
     axes = chart.add_subplot()
@@ -42,9 +42,9 @@ def draw(spreads: dict[str, dict[str, float]], label: str, title: str, path: Pat
 
 
 def figure(width: float) -> Any:
-    """An empty figure of so many inches that needs no display."""
+    """Return an empty figure of this width in inches, which needs no display."""
     check()
-    # The canvas is chosen here and not for the process.
+    # The canvas is chosen for this figure, not for the process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

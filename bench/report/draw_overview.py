@@ -1,4 +1,4 @@
-"""The picture of the README: `python -m bench.report.draw_overview` writes docs/overview.svg."""
+"""Draw the overview of the README: `python -m bench.report.draw_overview`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {0: SHARED, 1: SHARED, 2: "#c6dafc", 5: "#b7e1cd", 7: "#f4c7c3", 3: "#
 
 
 def box(x: int, y: int, width: int, height: int, fill: str) -> str:
-    """A rectangle with rounded corners."""
+    """Return a rectangle with rounded corners."""
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
         f'stroke="{LINE}"/>'
@@ -22,7 +22,7 @@ def box(x: int, y: int, width: int, height: int, fill: str) -> str:
 
 
 def text(x: int, y: int, words: str, size: int = 13, weight: str = "normal") -> str:
-    """Words centred at x."""
+    """Return words centred at x."""
     return (
         f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" '
         f'text-anchor="middle" fill="#202124">{escape(words)}</text>'
@@ -30,7 +30,7 @@ def text(x: int, y: int, words: str, size: int = 13, weight: str = "normal") -> 
 
 
 def arrow(x: int, y: int, to_x: int, to_y: int) -> str:
-    """A straight line with a head at its end."""
+    """Return a straight line with an arrow head at its end."""
     return (
         f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{LINE}" stroke-width="1.5" '
         'marker-end="url(#head)"/>'
@@ -38,7 +38,7 @@ def arrow(x: int, y: int, to_x: int, to_y: int) -> str:
 
 
 def labelled(x: int, y: int, width: int, title: str, detail: str, fill: str) -> list[str]:
-    """A box with a title and a line below it."""
+    """Return a box with a title and one line below it."""
     middle = x + width // 2
     return [
         box(x, y, width, 56, fill),
@@ -48,7 +48,7 @@ def labelled(x: int, y: int, width: int, title: str, detail: str, fill: str) -> 
 
 
 def host_loop() -> list[str]:
-    """The parts of a step on the host, from the request to the text."""
+    """Draw the parts of a step on the host, from the request to the text."""
     steps = (
         ("Intake", "tokenize, check"),
         ("Scheduler", "plan rows and blocks"),
@@ -67,7 +67,7 @@ def host_loop() -> list[str]:
 
 
 def block_tables() -> list[str]:
-    """One row of block numbers for each request."""
+    """Draw one row of block numbers for each request."""
     drawn = [text(140, 178, "Block tables", 15, "bold")]
     for row, (name, blocks) in enumerate(TABLES):
         y = 192 + 54 * row
@@ -79,7 +79,7 @@ def block_tables() -> list[str]:
 
 
 def pool() -> list[str]:
-    """The blocks of the pool, in two rows of four."""
+    """Draw the blocks of the pool in two rows of four."""
     drawn = [text(420, 178, "Paged KV pool", 15, "bold")]
     for block in range(8):
         x, y = 332 + BLOCK * (block % 4), 205 + BLOCK * (block // 4)
@@ -94,7 +94,7 @@ def pool() -> list[str]:
 
 
 def kernels() -> list[str]:
-    """What the device computes in a step."""
+    """Draw the parts of a step on the device."""
     drawn = [text(720, 178, "Device (JAX)", 15, "bold")]
     parts = (
         ("forward: layers", "products, rope, write keys", DEVICE),
@@ -110,7 +110,7 @@ def kernels() -> list[str]:
 
 
 def overview() -> str:
-    """The whole picture as SVG."""
+    """Return the whole picture as SVG."""
     head = (
         '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="4" '
         f'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{LINE}"/></marker></defs>'

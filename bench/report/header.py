@@ -1,4 +1,4 @@
-"""What a measured number was measured on; every result carries it."""
+"""Machine, versions and commit of a measurement; every result contains them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 from pagedjax.devices import host_cpu
 from pagedjax.version import __version__
 
-# What makes the same code several times as fast on one CPU as on another of the same name.
+# These make the same code several times faster, even on CPUs of the same name.
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the versions, the date and the commit, as values that JSON can hold."""
+    """Return machine, versions, date and commit as values for JSON."""
     device = jax.devices()[0]
     return {
         "cpu": host_cpu.field("model name") or platform.processor() or platform.machine(),
@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
 
 
 def lines(header: dict[str, Any]) -> list[str]:
-    """The header for people."""
+    """Format the header as lines of text."""
     versions = ", ".join(f"{name} {header[name]}" for name in ("python", "jax", "jaxlib", "numpy"))
     commit = header["commit"] or "no git checkout"
     instructions = ", ".join(header["instructions"]) or "unknown"
@@ -58,7 +58,7 @@ def lines(header: dict[str, Any]) -> list[str]:
 
 
 def _instructions() -> list[str]:
-    """Those of INSTRUCTIONS that the CPU has, by Linux' names."""
+    """Return the names in INSTRUCTIONS that the CPU has, as Linux reports them."""
     return [name for name in INSTRUCTIONS if name in host_cpu.instruction_sets()]
 
 
@@ -70,8 +70,8 @@ def _memory_bytes() -> int:
 
 
 def _commit() -> str | None:
-    """The commit, with "-dirty" for a changed tree; None outside a checkout or without git."""
-    # A benchmark must not write to the checkout, not even git's refreshed index.
+    """Return the commit, with "-dirty" for a changed tree; None without git or a checkout."""
+    # --no-optional-locks: a benchmark must not write to the checkout, not even git's index.
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(

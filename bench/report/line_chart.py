@@ -1,4 +1,4 @@
-"""Lines over numbers, in panels beside each other."""
+"""Line charts in adjacent panels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Line = tuple[Sequence[float], Sequence[float]]  # x and y of its points
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. log: whether x grows by factors. marked: whether points are shown."""
+    """One pair of axes. log: whether x is logarithmic. marked: whether points are marked."""
 
     x: str
     y: str
@@ -43,5 +43,5 @@ def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
 
 
 def shares(values: Sequence[float]) -> Line:
-    """A sorted list as a line: the share of its values that is at most x."""
+    """Return the cumulative distribution of sorted values: the share of them that is at most x."""
     return values, [(index + 1) / len(values) for index in range(len(values))]

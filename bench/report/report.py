@@ -1,4 +1,4 @@
-"""From trials to one result, as a dict for JSON, and from that dict to a table for people."""
+"""The result of `bench.throughput` from its trials, and tables of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINGLE_COLUMNS = ("one request alone", "ms/token", "min - max", "tokens/s")
 
 
 def engine_entry(name: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The numbers of one engine, per repeat and over all."""
+    """Return the numbers of one engine, per repeat and over all repeats."""
     rates = [trial.tokens_per_second for trial in trials]
     return {
         "name": name,
@@ -33,25 +33,25 @@ def engine_entry(name: str, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def single_entry(name: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The same for a request that was alone, and what a token of it took, its prompt included."""
+    """Return `engine_entry` for one request alone, and its time per token, prefill included."""
     per_token = [1e3 * trial.seconds / sum(map(len, trial.outputs)) for trial in trials]
     return engine_entry(name, trials) | {"ms_per_token": spread(per_token)}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and ends, rounded."""
+    """Return median, minimum and maximum, rounded."""
     ends = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {name: round(value, 2) for name, value in ends.items()}
 
 
 def ratios(engines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The first engine's median over each other's, by the other's name."""
+    """Divide the first engine's median by each other's; return ratios by the other's name."""
     ours, *others = [(each["name"], each["tokens_per_second"]["median"]) for each in engines]
     return {name: round(ours[1] / median, 3) for name, median in others}
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The table, with what is needed to read it."""
+    """Format the result as a table with a heading and remarks."""
     workload, warmup = result["workload"], result["warmup"]
     return [
         f"{result['parameters']['model']}, {result['parameters']['dtype']}: "
@@ -67,22 +67,21 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def num_compilations(result: dict[str, Any]) -> int:
-    """Programs that were compiled while the clock ran."""
+    """Count the programs that were compiled during timed runs."""
     engines = result["engines"] + (result.get("single") or {}).get("engines", [])
     repeats = [repeat for each in engines for repeat in each["repeats"]]
     return sum(repeat.get("compilations", 0) for repeat in repeats)
 
 
 def void(compilations: int) -> str:
-    """The warning that a result has in which programs were compiled while the clock ran."""
+    """Return the warning for a result with programs that were compiled during timed runs."""
     return (
-        f"WARNING: {compilations} PROGRAM(S) WERE COMPILED WHILE THE CLOCK RAN; "
-        "THESE NUMBERS ARE VOID"
+        f"WARNING: {compilations} PROGRAM(S) WERE COMPILED IN TIMED RUNS; THESE NUMBERS ARE INVALID"
     )
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the first column on the left and the others on the right."""
+    """Format a table with a rule; the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -93,7 +92,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def between(ends: dict[str, float]) -> str:
-    """A spread's ends for a cell."""
+    """Format minimum and maximum of a spread for a cell."""
     return f"{ends['min']:.1f} - {ends['max']:.1f}"
 
 
@@ -103,7 +102,7 @@ def _remarks(result: dict[str, Any]) -> list[str]:
     for name, same in result["agreement"].items():
         remarks.append(
             f"greedy ids equal to those of {name} up to the first difference: {same['ids']:,} of "
-            f"{same['of_ids']:,}; in {same['requests']} of {same['of_requests']} requests all are"
+            f"{same['of_ids']:,}; all ids in {same['requests']} of {same['of_requests']} requests"
         )
     return ["", *remarks] if remarks else []
 
@@ -151,10 +150,13 @@ def _median(repeats: Sequence[dict[str, Any]], name: str) -> float:
     return statistics.median(repeat[name] for repeat in repeats)
 
 
-def right_aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells, headings included, as lines with straight right edges."""
+def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Format rows of cells, headings included; the first `left` columns are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]

@@ -1,7 +1,7 @@
-"""Lets the kernels be measured on a machine that has jax and not pagedjax's other dependencies.
+"""Lets `bench.attention` run on a machine that has jax but not pagedjax's other dependencies.
 
-What benchmarks take from pagedjax for their header and their errors needs the standard library
-alone, but lies in a package whose own import needs flax, transformers and more.
+The modules of pagedjax that it uses, for its header and its errors, need the standard library only,
+but importing the package `pagedjax` itself needs flax, transformers and more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def missing() -> str | None:
-    """What keeps pagedjax from being imported; None if nothing does."""
+    """Return the error that importing pagedjax raises; None if it can be imported."""
     try:
         importlib.import_module("pagedjax")
     except ImportError as error:
@@ -24,11 +24,11 @@ def missing() -> str | None:
 
 
 def allow() -> None:
-    """Make pagedjax's modules importable one by one where the package is not."""
+    """Make single modules of pagedjax importable if the package is not."""
     if missing() is None:
         return
     for name in [each for each in sys.modules if each.split(".")[0] == "pagedjax"]:
         del sys.modules[name]
-    package = types.ModuleType("pagedjax", "Only what needs no other package.")
+    package = types.ModuleType("pagedjax", "Modules that need no other package.")
     package.__path__ = [str(ROOT / "pagedjax")]
     sys.modules["pagedjax"] = package

@@ -1,1 +1,1 @@
-"""serving."""
+"""Parts of the commands that serve requests."""

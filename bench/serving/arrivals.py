@@ -1,4 +1,4 @@
-"""When requests arrive: a Poisson process, always the same for a rate."""
+"""Arrival times of requests: a Poisson process, deterministic for each rate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bench.serving.workload import SEED
 
 
 def poisson(rate: float, count: int) -> list[float]:
-    """Seconds of `count` arrivals at `rate` requests a second.
+    """Return the seconds of `count` arrivals at `rate` requests per second.
 
-    Other rates stretch the same draws, so what is compared between rates is the rate.
+    All rates scale the same draws, so that results at two rates differ by the rate alone.
     """
     if rate <= 0:
-        raise ValueError(f"a rate must be above 0, and {rate} is not")
+        raise ValueError(f"the rate is {rate}, but must be above 0")
     rng, now, seconds = random.Random(SEED), 0.0, []
     for _ in range(count):
         now += rng.expovariate(1.0) / rate

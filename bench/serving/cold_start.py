@@ -1,4 +1,4 @@
-"""Seconds from the start of a process to the first text of its first completion."""
+"""Time from the start of a process to the first text of its first completion."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PLAIN, CACHED, PEER = "pagedjax", "pagedjax, compilation cache", "transformers"
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds from a process's start to the first byte that it printed, and to its end."""
+    """Seconds from the start of a process to its first byte on stdout, and to its end."""
 
     first_s: float
     end_s: float
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> Start:
-    """Start a process and wait for it; ValueError with the last line it said when it fails."""
+    """Run a process and time it; ValueError with the last line of its stderr if it fails."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         start = time.perf_counter()
         with subprocess.Popen(
@@ -51,12 +51,12 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Start:
 
 
 def measure(model: Path, dtype: str, peer: str | None, repeats: int) -> list[dict[str, Any]]:
-    """Entries of our own start with and without a compilation cache, and of the peer's."""
+    """Measure our start with and without a compilation cache, and the peer's; return entries."""
     ours = [
         sys.executable, "-m", "pagedjax", "generate", "--model", str(model.resolve()),
         "--dtype", dtype, "--temperature", "0", *_task(),
     ]  # fmt: skip
-    # Without a cache that JAX itself is told of: it would serve the starts that are to have none.
+    # Unset JAX's own cache: it would also serve the starts that must have no cache.
     environment = {name: each for name, each in os.environ.items() if name not in CACHES}
     with tempfile.TemporaryDirectory() as folder:
         plain, cached = ([*ours, "--compilation-cache", each] for each in ("none", folder))
@@ -73,7 +73,7 @@ def measure(model: Path, dtype: str, peer: str | None, repeats: int) -> list[dic
 
 
 def entry(name: str, starts: Sequence[Start]) -> dict[str, Any]:
-    """The numbers of one sort of start."""
+    """Return the times of one kind of start."""
     return {
         "name": name,
         "first_s": report.spread([each.first_s for each in starts]),
@@ -82,7 +82,7 @@ def entry(name: str, starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def lines(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The table for people."""
+    """Format the entries as a table."""
     rows = [
         (
             each["name"],

@@ -1,4 +1,4 @@
-"""From requests that were served to one result, to a table for people, and to a plot."""
+"""The result of `bench.latency`: entries from served requests, a table, and a plot."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ COLUMNS = (
     "engine, arrivals", "a second", "tokens/s", "first token s", "p99", "ms/token", "p99",
     "over idle", "ms between", "p99", "over idle",
 )  # fmt: skip
-# What is compared with the idle engine, and under which name: a request's mean time per token, and
-# each single wait, of which the median does not see the few that other prompts make long.
+# Times that are divided by those of the idle engine, and the names of the ratios: a request's mean
+# time per token, and the time between two tokens, whose median ignores the few waits for a prefill.
 OVER_IDLE = {"per_token_ms": "over_idle", "between_tokens_ms": "between_over_idle"}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How requests arrive. rate: requests a second, None for one at a time. load: the share of our
-    saturation that the rate is, if it was asked for as one.
+    """How requests arrive.
+
+    rate: requests per second, None for one at a time. load: the rate as a fraction of our
+    saturation rate, if it was given so.
     """
 
     name: str
@@ -44,7 +46,7 @@ Measured = Mapping[tuple[str, Condition], Sequence[Sequence[Served]]]
 
 
 def entries(measured: Measured) -> list[dict[str, Any]]:
-    """The numbers of each engine under each condition."""
+    """Return the times of each engine under each condition."""
     found = [_entry(name, condition, each) for (name, condition), each in measured.items()]
     idle = {each["name"]: each for each in found if each["rate"] is None}
     for each in found:
@@ -56,7 +58,7 @@ def entries(measured: Measured) -> list[dict[str, Any]]:
 
 def _entry(name: str, condition: Condition, repeats: Sequence[Sequence[Served]]) -> dict[str, Any]:
     pooled = [each for repeat in repeats for each in repeat]
-    # Alone, a request waits for nobody: the time between two of them is nobody's throughput.
+    # Requests served one at a time have no throughput: the gaps between them mean nothing.
     rate = condition.rate
     return {
         "name": name,
@@ -81,7 +83,7 @@ def _times(requests: Sequence[Served]) -> dict[str, dict[str, float]]:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The table, with what is needed to read it."""
+    """Format the result as a table with a heading and remarks."""
     options, saturation = result["parameters"], result["saturation"]
     said = [
         f"{options['model']}, {options['dtype']}: {options['num_requests']} requests, "
@@ -99,13 +101,13 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def one_line(requests: Sequence[Served]) -> str:
-    """The medians of one run."""
+    """Format the medians of one run."""
     first, token = (statistics.median(each(requests)) for each in (first_token_s, per_token_ms))
     return f"first token {first:.3f} s, {token:.1f} ms/token"
 
 
 def draw(measured: Measured, title: str, path: Path) -> None:
-    """Write the distributions of the times as a plot."""
+    """Plot the distributions of the times."""
     pooled = {
         f"{name}, {condition.name}": [each for repeat in repeats for each in repeat]
         for (name, condition), repeats in measured.items()
@@ -146,7 +148,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _remarks(found: Sequence[dict[str, Any]]) -> list[str]:
-    """For each condition, how far every engine is from its own idle, and the slowest starts."""
+    """Compare each engine under load with the same engine when idle."""
     return [
         f"{each['name']}, {each['arrivals']}: median time per token {each['over_idle']:.2f} x that "
         f"of the idle engine, median time between two tokens {each['between_over_idle']:.2f} x; "

@@ -1,4 +1,4 @@
-"""The engine's forward program for LLaMA-3-8B, described without an array, to be compiled."""
+"""The engine's forward program for LLaMA-3-8B with abstract arrays, to be compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagedjax.step.forward import forward
 from pagedjax.step.state import EngineState, StepConfig
 from pagedjax.weights.params import build_tree
 
-# With a pool of 20 GiB each for keys and values, of 32 layers whatever is compiled.
+# The pool has 20 GiB each for keys and values, and 32 layers even if fewer are compiled.
 MODEL = ModelConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
     num_kv_heads=8, head_dim=128, max_position_embeddings=8192, rope=RopeScaling(theta=500_000.0),
@@ -34,7 +34,7 @@ POOL = bfloat16(pool_shape(MODEL, NUM_BLOCKS, BLOCK_SIZE))
 
 
 class Program(NamedTuple):
-    """What `aot.compile_for` takes."""
+    """Arguments of `aot.compile_for`."""
 
     fn: Callable[..., Any]
     avals: tuple[Any, ...]
@@ -45,7 +45,10 @@ class Program(NamedTuple):
 def step(
     implementation: str, decode_rows: int, tokens: int, layers: int, slots: int = SLOTS
 ) -> Callable[[Mesh], Program]:
-    """A step of so many decode rows and tokens of prompts, in the shapes of `batch.Packer`."""
+    """Return a builder of a step with these numbers of decode rows and prefill tokens.
+
+    Shapes are those of `batch.Packer`.
+    """
 
     def build(mesh: Mesh) -> Program:
         config = replace(MODEL, num_layers=layers)

@@ -1,4 +1,4 @@
-"""Our engine under requests that arrive at given times, whether it keeps up with them or not."""
+"""Serve requests at given arrival times, whether the engine keeps up or not."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def serve(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Served]:
-    """Add each request when its second has come, and step while there is work.
+    """Add each request at its arrival time, and step while there are requests.
 
     The engine steps in the caller's thread, so a request that arrives during a step is added after
-    it, and its time to the first token counts from its arrival.
+    it; its time to first token counts from its arrival.
     arrivals: seconds from now, ascending, one for each request.
     """
-    # Each run has the same prompts, and must not find the keys of the run before.
+    # Runs have the same prompts, and must not hit the prefix cache of the previous run.
     engine.reset_prefix_cache()
-    seen: dict[int, list[float]] = {}  # by request: seconds at which tokens came
+    seen: dict[int, list[float]] = {}  # by request: seconds of its tokens
     counts: dict[int, int] = {}
     added, start = 0, clock()
     while added < len(arrivals) or engine.has_unfinished_requests():

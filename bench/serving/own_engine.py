@@ -1,4 +1,4 @@
-"""pagedjax as a contender: built for a workload, warmed up, and run with its statistics."""
+"""pagedjax as a contender: an engine that is sized for a workload, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 
 from bench.serving import trial
 from bench.serving.trial import Trial
-from bench.serving.workload import END_ID, MAX_MODEL_LEN, Workload, make_workload
+from bench.serving.workload import BLOCK_SIZE, END_ID, MAX_MODEL_LEN, Workload, make_workload
 from pagedjax import LLM, Engine, EngineStats, SamplingParams, load_checkpoint
 from pagedjax.schedule.blocks import with_watermark
 
-BLOCK_SIZE = 16
 WARM_REQUESTS, WARM_TOKENS = 16, 4
 PROFILE_LINES = 25
-# What counts up over an engine's life, where its statistics have it, and the name in a result.
+# Counters of an engine's statistics, and their names in a result.
 COUNTED = {
     "steps": "steps",
     "num_preemptions": "preemptions",
@@ -38,9 +37,7 @@ COUNTED = {
 
 @dataclass(frozen=True)
 class Options:
-    """How the engine is made. num_blocks: None for a pool in which nothing of the benchmark's
-    workload is preempted.
-    """
+    """Engine options. num_blocks: None for a pool in which the workload causes no preemption."""
 
     dtype: str
     max_num_seqs: int
@@ -51,9 +48,9 @@ class Options:
 
 
 class OwnEngine:
-    """One LLM and the workload that its pool was sized for.
+    """One LLM and the workload that its pool is sized for.
 
-    num_requests: of the workload, whose ids are drawn from the model's vocabulary.
+    num_requests: number of requests of the workload, whose ids are in the model's vocabulary.
     """
 
     def __init__(self, model: Path, options: Options, num_requests: int) -> None:
@@ -71,9 +68,7 @@ class OwnEngine:
         )  # fmt: skip
 
     def warm_up(self) -> dict[str, Any]:
-        """Compile every program, then run a few tokens, so that nothing is done a first time
-        while the clock runs. Returns what compiling took.
-        """
+        """Compile every program and generate a few tokens; return compile time and programs."""
         report = self._llm.engine.warmup()
         longest = self.engine.max_model_len - WARM_TOKENS
         prompts = [prompt[:longest] for prompt in self.workload.prompts[:WARM_REQUESTS]]
@@ -86,15 +81,15 @@ class OwnEngine:
         return self._llm.engine
 
     def continuous(self, workload: Workload) -> Trial:
-        """A workload by continuous batching."""
+        """Run a workload by continuous batching."""
         return self._with_stats(lambda: trial.continuous(workload, self._generate))
 
     def static(self, batch: int, workload: Workload) -> Trial:
-        """A workload in static batches of at most `batch` requests."""
+        """Run a workload in static batches of at most `batch` requests."""
         return self._with_stats(lambda: trial.static(workload, batch, self._generate))
 
     def profile(self) -> str:
-        """Where the host's time goes in one more, uncounted run by continuous batching."""
+        """Profile the host in one more run by continuous batching, which is not measured."""
         profiler = cProfile.Profile()
         profiler.runcall(self.continuous, self.workload)
         text = io.StringIO()
@@ -109,7 +104,7 @@ class OwnEngine:
         return [output.outputs[0].token_ids for output in outputs]
 
     def _with_stats(self, run: Callable[[], Trial]) -> Trial:
-        # Each run has the same prompts, and must not find the keys of the run before.
+        # Runs have the same prompts, and must not hit the prefix cache of the previous run.
         self.engine.reset_prefix_cache()
         before = self.engine.stats()
         done = run()
@@ -117,17 +112,17 @@ class OwnEngine:
 
 
 def greedy(tokens: int) -> SamplingParams:
-    """What a request that is to be given so many tokens asks for."""
+    """Return greedy parameters for exactly `tokens` output tokens."""
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
 def blocks_without_preemption(
     workload: Workload, max_num_seqs: int, block_size: int = BLOCK_SIZE
 ) -> int:
-    """Blocks for the longest requests that can run together, each with the longest output.
+    """Return the blocks that the longest requests need together, each with the longest output.
 
-    Static batching gives every request of a batch the length of the longest. A little more is
-    added for the blocks that the scheduler keeps free when it admits a request.
+    With static batching every request of a batch runs as long as the longest. The result includes
+    the watermark that the scheduler keeps free when it admits a request.
     """
     longest = max(workload.output_lens)
     needs = sorted(-(-(len(each) + longest) // block_size) for each in workload.prompts)
@@ -135,10 +130,10 @@ def blocks_without_preemption(
 
 
 def stats_between(before: EngineStats, after: EngineStats) -> dict[str, Any]:
-    """What happened between two snapshots.
+    """Return the differences of two snapshots.
 
-    mean_kv_utilization: that of the steps between. padding_waste: the share of the tokens that
-    were computed which are padding, if any were.
+    mean_kv_utilization: over the steps in between. padding_waste: the share of padding among the
+    tokens that the device processed, if any.
     """
     one, other = before.as_dict(), after.as_dict()
     found: dict[str, Any] = {

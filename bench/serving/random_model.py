@@ -1,4 +1,4 @@
-"""Models without a checkpoint: the shapes of known ones with random weights, and prompts of ids."""
+"""Random weights in the shapes of known models, and random prompts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CONFIGS = {
 
 
 def make_model(name: str, dtype: str, seed: int = 0) -> tuple[ModelConfig, Params]:
-    """Config and params on the first device."""
+    """Return config and params; the params are on the first device."""
     config = CONFIGS[name]
-    # The device's own generator: billions of numbers of threefry take long, on a CPU above all.
+    # unsafe_rbg, because threefry takes long for billions of numbers, on a CPU above all.
     return config, init_params(config, jax.random.key(seed, impl="unsafe_rbg"), dtype)
 
 
 def prompts(config: ModelConfig, count: int, length: int, seed: int) -> list[list[int]]:
-    """Random ids, different for each seed, so that no prefix is shared."""
+    """Return random ids, different for each seed, so that no prefix is shared."""
     draw = random.Random(seed)
     return [[draw.randrange(config.vocab_size) for _ in range(length)] for _ in range(count)]

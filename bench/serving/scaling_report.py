@@ -1,4 +1,4 @@
-"""A result of `bench.scaling` as tables and as panels of a plot."""
+"""The result of `bench.scaling` as tables and as panels of a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATES = ("output_per_second", "all_per_second", "decoding_per_second")
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The tables for people."""
+    """Format the result as tables."""
     options, entries = result["parameters"], result["requests"] + result["contexts"]
     waiting = [
         (f"{each['waiting']:,.0f}", f"{each['median_ms']:.3f}", f"{each['max_ms']:.3f}",
@@ -43,7 +43,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def panels(result: dict[str, Any]) -> list[line_chart.Panel]:
-    """Throughput by number of requests and by context, and the cost of scheduling by waiting."""
+    """Plot throughput by requests and by context, and scheduling time by waiting requests."""
     sweeps = [
         line_chart.Panel(x, "tokens/s", _lines_of(result[sweep]), log=True)
         for sweep, x in (("requests", "requests"), ("contexts", "tokens of a request"))

@@ -1,4 +1,4 @@
-"""What scheduling a step costs the host, against the number of requests that wait."""
+"""Host time of scheduling a step, by the number of waiting requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from pagedjax import Engine
 from pagedjax.schedule.plan import Plan
 
-Sample = tuple[int, float]  # requests that waited before, and milliseconds
+Sample = tuple[int, float]  # requests waiting before the call, and its milliseconds
 
 
 class ScheduleTimer:
-    """Times every `schedule` of an engine's scheduler within its `with`."""
+    """Context manager that times every `schedule` of an engine's scheduler."""
 
     def __init__(self, engine: Engine) -> None:
         self.samples: list[Sample] = []
@@ -26,7 +26,7 @@ class ScheduleTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._scheduler.schedule  # the method of the class is there again
+        del self._scheduler.schedule  # uncovers the method of the class
 
     def _timed(self) -> Plan:
         waiting, start = self._scheduler.num_waiting, time.perf_counter()
@@ -36,7 +36,7 @@ class ScheduleTimer:
 
 
 def by_waiting(samples: Sequence[Sample]) -> list[dict[str, float]]:
-    """Median milliseconds of the steps with none, 1, 2 to 3, 4 to 7, ... requests waiting."""
+    """Return median and maximum ms of steps with 0, 1, 2 to 3, 4 to 7, ... waiting requests."""
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample[0].bit_length(), []).append(sample)

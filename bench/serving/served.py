@@ -1,4 +1,4 @@
-"""When a request that arrived had its tokens, and what many of them say together."""
+"""Token times of served requests, and statistics of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Served:
-    """One request. times: seconds at which its tokens came, on the clock of its arrival; one second
-    where several came at once.
+    """One request.
+
+    times: seconds at which tokens came, on the same clock as `arrival`; tokens that came together
+        have one entry.
     """
 
     arrival: float
@@ -26,34 +28,34 @@ class Served:
 
     @property
     def per_token_ms(self) -> float:
-        """Milliseconds from a token to the next, on average; of two tokens and more."""
+        """Mean milliseconds between two tokens; needs at least two tokens."""
         return 1e3 * (self.times[-1] - self.times[0]) / (self.num_tokens - 1)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, 90th and 99th percentile and the largest, rounded."""
+    """Return median, 90th and 99th percentile and maximum, rounded."""
     named = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     return {name: round(float(np.quantile(values, at)), 4) for name, at in named.items()}
 
 
 def first_token_s(requests: Sequence[Served]) -> list[float]:
-    """That of each, from the shortest."""
+    """Return `Served.first_token_s` of each request, in ascending order."""
     return sorted(each.first_token_s for each in requests)
 
 
 def per_token_ms(requests: Sequence[Served]) -> list[float]:
-    """That of each which has two tokens and more, from the shortest."""
+    """Return `Served.per_token_ms` of requests with at least two tokens, in ascending order."""
     return sorted(each.per_token_ms for each in requests if each.num_tokens > 1)
 
 
 def between_tokens_ms(requests: Sequence[Served]) -> list[float]:
-    """Each wait for a further token, of all requests together, from the shortest."""
+    """Return the times between two tokens of all requests, in ascending order."""
     return sorted(
         1e3 * (after - before) for each in requests for before, after in pairwise(each.times)
     )
 
 
 def tokens_per_second(requests: Sequence[Served]) -> float:
-    """Tokens of all from the first arrival to the last token."""
+    """Return the rate of all tokens from the first arrival to the last token."""
     start, end = min(each.arrival for each in requests), max(each.times[-1] for each in requests)
     return sum(each.num_tokens for each in requests) / (end - start)

@@ -1,4 +1,4 @@
-"""One timed run of a workload, by continuous or by static batching, whatever the engine."""
+"""One timed run of a workload by any engine, with continuous or static batching."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from bench.serving.workload import Workload
 
-# (prompts, tokens to generate for each) -> output ids of each
+# (prompts, output lengths) -> output ids of each
 Generate = Callable[[Sequence[list[int]], Sequence[int]], list[list[int]]]
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run took and gave. `outputs` has only the ids that were asked for."""
+    """Result of one run. `outputs` has the requested tokens only."""
 
     seconds: float
     outputs: list[list[int]]
@@ -24,12 +24,12 @@ class Trial:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens that count, over the time from the first add to the last finish."""
+        """Requested output tokens over the time from the first add to the last finish."""
         return sum(map(len, self.outputs)) / self.seconds
 
 
 def continuous(workload: Workload, generate: Generate, clock: Clock = time.perf_counter) -> Trial:
-    """All requests at once, each until its own length."""
+    """Run all requests at once, each until its own output length."""
     start = clock()
     outputs = generate(workload.prompts, workload.output_lens)
     return Trial(clock() - start, _checked(outputs, workload.output_lens))
@@ -38,9 +38,9 @@ def continuous(workload: Workload, generate: Generate, clock: Clock = time.perf_
 def static(
     workload: Workload, batch: int, generate: Generate, clock: Clock = time.perf_counter
 ) -> Trial:
-    """Batches in order of arrival; a batch runs until its longest output is done.
+    """Run batches in order of arrival, each until its longest output is complete.
 
-    The tokens that a request generates beyond its own length cost time and do not count.
+    Tokens that a request generates beyond its own length take time and are not counted.
     """
     outputs: list[list[int]] = []
     start = clock()
@@ -52,9 +52,7 @@ def static(
 
 
 def agreement(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> dict[str, int]:
-    """How many ids are the same up to each request's first difference, and in how many requests
-    all are.
-    """
+    """Count equal ids up to each request's first difference, and requests without a difference."""
     same = [_common_prefix(one, other) for one, other in zip(ours, theirs, strict=True)]
     return {
         "ids": sum(same),
@@ -70,7 +68,7 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _checked(outputs: list[list[int]], output_lens: Sequence[int]) -> list[list[int]]:
-    """A run that gave other lengths than asked for is not comparable with the others."""
+    """Raise ValueError for output lengths other than requested: such runs are not comparable."""
     lengths = list(map(len, outputs))
     if lengths != list(output_lens):
         wrong = next(i for i, (a, b) in enumerate(zip(lengths, output_lens, strict=True)) if a != b)

@@ -1,4 +1,4 @@
-"""Contenders that are measured in turn, so that they meet the same noise."""
+"""Contenders that are measured in turn, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def take[Outcome](
     repeats: int,
     describe: Callable[[Outcome], str],
 ) -> dict[str, list[Outcome]]:
-    """Run all contenders in each repeat; what each gave is told on stderr."""
+    """Run all contenders in each repeat, and describe each outcome on stderr."""
     outcomes: dict[str, list[Outcome]] = {key: [] for key in contenders}
     for repeat in range(repeats):
         for key, run in contenders.items():

@@ -1,4 +1,4 @@
-"""The requests that every engine of the throughput benchmark completes: random, always the same."""
+"""Deterministic random requests for the serving benchmarks."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from typing import Any
 SEED = 0
 SHORTEST, LONGEST = 16, 256  # tokens of a prompt, and of an output
 MAX_MODEL_LEN = 2 * LONGEST
-# The ids that are special in most vocabularies come first and are left out, and the default end
-# stays below SmolLM2's 49,152 so that its last, added tokens are left out too.
+BLOCK_SIZE = 16  # tokens of a block of the KV pool
+# Excludes the special tokens: most vocabularies begin with them, and SmolLM2's 49,152 ids also end
+# with added tokens.
 FIRST_ID, END_ID = 3, 49_000
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts in their order of arrival, and the number of tokens that each is to be given."""
+    """Prompts in order of arrival, and the output length of each."""
 
     prompts: tuple[list[int], ...]
     output_lens: tuple[int, ...]
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all outputs."""
+        """Number of tokens of all outputs."""
         return sum(self.output_lens)
 
     def batches(self, size: int) -> list[Workload]:
-        """The requests in groups of `size`, in order of arrival; the last may be smaller."""
+        """Split the requests in order of arrival into groups of `size`; the last may be smaller."""
         return [
             Workload(self.prompts[start : start + size], self.output_lens[start : start + size])
             for start in range(0, len(self.prompts), size)
         ]
 
     def first(self, output_len: int) -> Workload:
-        """The first prompt alone, to be given `output_len` tokens."""
+        """Return the first prompt alone, with `output_len` output tokens."""
         return Workload(self.prompts[:1], (output_len,))
 
     def task(self) -> dict[str, Any]:
-        """The form that the peer scripts read."""
+        """Return the JSON value that the peer scripts read."""
         return {"prompts": self.prompts, "output_lens": self.output_lens}
 
 
@@ -66,7 +67,7 @@ def make_workload(
 def make_even_workload(
     num_requests: int, prompt_len: int, output_len: int, end_id: int = END_ID
 ) -> Workload:
-    """Requests that are all of one size, with ids in [FIRST_ID, end_id)."""
+    """Return requests of one size with ids in [FIRST_ID, end_id)."""
     rng = random.Random(SEED)
     prompts = tuple(
         [rng.randrange(FIRST_ID, end_id) for _ in range(prompt_len)] for _ in range(num_requests)

@@ -20,7 +20,7 @@ from bench.serving.served import (
     tokens_per_second,
 )
 from bench.serving.workload import Workload
-from tests.support.fake_peer import FAKE_PEER
+from tests.support.fake_peer import write_fake_peers
 from tests.support.tiny_models import write_hf_folder
 
 
@@ -29,13 +29,13 @@ def test_arrivals_are_the_same_draws_at_every_rate():
     assert slow == sorted(slow) and slow[0] > 0
     assert slow[-1] == pytest.approx(1000, rel=0.1)
     assert fast == pytest.approx([second / 2 for second in slow])
-    with pytest.raises(ValueError, match="a rate must be above 0, and 0 is not"):
+    with pytest.raises(ValueError, match="the rate is 0, but must be above 0"):
         poisson(0, 3)
 
 
 class FakeEngine:
-    """A step takes a second and gives every running request a token, its first in the second step
-    after it was added: as with a step in flight.
+    """A step takes a second and gives every running request a token. The first token comes in the
+    second step after the request was added, as with one step in flight.
     """
 
     def __init__(self):
@@ -70,8 +70,8 @@ class FakeEngine:
         return outputs
 
 
-def test_requests_are_added_when_their_second_has_come():
-    """The second arrives during a step and is added after it; before the third all sleep."""
+def test_requests_are_added_at_their_arrival_time():
+    """The second arrives during a step and is added after it; before the third the loop sleeps."""
     engine = FakeEngine()
     workload = Workload(([1], [2], [3]), (2, 3, 1))
     served = open_loop.serve(engine, workload, [0.5, 1.75, 20.0], engine.clock, engine.sleep)
@@ -84,15 +84,15 @@ def test_requests_are_added_when_their_second_has_come():
 def test_times_of_requests():
     served = [Served(1.0, (1.5, 3.0, 3.5), 5), Served(2.0, (2.25,), 1)]
     assert served[0].first_token_s == 0.5
-    assert per_token_ms(served) == [500.0]  # one token alone has no time between two
+    assert per_token_ms(served) == [500.0]  # a single token has no time per token
     assert between_tokens_ms(served) == [500.0, 1500.0]  # several tokens may come at once
     assert tokens_per_second(served) == pytest.approx(6 / 2.5)
     assert quantiles(list(range(101))) == {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def measured():
-    """Two engines, idle at 10 and 20 ms a token, and at a rate at 15 and 80 ms: three waits of half
-    of that, and then a long one.
+    """Two engines with mean times per token of 10 and 20 ms when idle, 15 and 80 ms under load;
+    under load, three waits are half of the mean and one is long.
     """
     loaded = Condition("70% of saturation", 2.0, 0.7)
 
@@ -138,10 +138,9 @@ def test_distributions_are_drawn(tmp_path):
 
 
 def test_a_small_run_beside_a_peer(tmp_path, monkeypatch, capsys):
-    """End to end on a tiny model, with a script that answers as vLLM's does."""
+    """End to end on a tiny model, with a fake of the script that runs vLLM."""
     write_hf_folder("base", tmp_path / "tiny")
-    (tmp_path / "vllm_online.py").write_text(FAKE_PEER)
-    monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
+    write_fake_peers(tmp_path, monkeypatch, "vllm_online.py")
     monkeypatch.setattr(peer_script, "check", lambda *_: None)  # it reads no model
     status = latency.main(
         ["--model", str(tmp_path / "tiny"), "--dtype", "float32", "--peer", sys.executable,
@@ -170,8 +169,7 @@ def test_a_small_run_beside_a_peer(tmp_path, monkeypatch, capsys):
 
 
 def test_a_peer_serves_over_time(tmp_path, monkeypatch):
-    (tmp_path / "vllm_online.py").write_text(FAKE_PEER)
-    monkeypatch.setattr(peer_script, "FOLDER", tmp_path)
+    write_fake_peers(tmp_path, monkeypatch, "vllm_online.py")
     with Peer("vllm_online", sys.executable, tmp_path / "m.gguf", "float32", 2) as peer:
         times = peer.serve(Workload(([1], [2]), (3, 2)), [0.0, 4.0])
     assert times == [[[0.5, 1.5, 2.5], 3], [[4.5, 5.5], 2]]
@@ -186,7 +184,7 @@ def test_starts_are_timed_until_the_first_byte(tmp_path):
 
 
 def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
-    """The cache is filled before the clock runs, and no other start sees it."""
+    """The cache is filled before timing, and the starts without a cache do not use it."""
     (tmp_path / "m.gguf").touch()
     seen = []
 
@@ -215,16 +213,16 @@ def test_cold_starts_with_and_without_a_cache(tmp_path, monkeypatch, capsys):
         ("--model . --idle-requests 0", "error: --idle-requests must be at least 1"),
         ("--model . --rates 1 0", "error: --rates must be above 0"),
         ("--model . --load -1", "error: --load must be above 0"),
-        ("--model . --cold --plot x.png", "error: --plot is for requests that arrive"),
-        ("--model . --cold --load 0.5", "error: --load is for requests that arrive"),
-        ("--model . --cold --max-num-seqs 8", "error: --max-num-seqs is for requests"),
+        ("--model . --cold --plot x.png", "error: --plot cannot be used with --cold"),
+        ("--model . --cold --load 0.5", "error: --load cannot be used with --cold"),
+        ("--model . --cold --max-num-seqs 8", "error: --max-num-seqs cannot be used"),
         ("--model . --rates nan", "error: --rates must be above 0"),
-        ("--model . --load 0.5 0.5", "error: --load has a number twice"),
+        ("--model . --load 0.5 0.5", "error: --load has a duplicate value"),
         ("--model . --json .", "error: . is a folder; name a file"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert latency.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The parity benchmark: its arithmetic, its refusals, and a small run of it all."""
+"""The parity benchmark: its arithmetic, its errors, and a small run."""
 
 import json
 import sys
@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 
 from bench import parity
+from bench.accuracy import parity_report
 from bench.peers import peer_script
 from tests.support.tiny_models import write_hf_folder
 
 
 def test_distribution_of_made_up_differences():
     one = np.arange(101, dtype=np.float64).reshape(1, 101) / 100
-    found = parity.entry("float32", "one - nothing", -one, np.zeros((1, 101)))
+    found = parity_report.entry("float32", "one - nothing", -one, np.zeros((1, 101)))
     assert found.pop("count") == 101
     assert (found.pop("dtype"), found.pop("pair")) == ("float32", "one - nothing")
     assert found == pytest.approx({"mean": 0.5, "p50": 0.5, "p99": 0.99, "max": 1.0})
 
 
 def test_a_small_run(tmp_path, capsys):
-    """End to end on a tiny model without a peer, in both data types; two rows, for few shapes."""
+    """End to end on a tiny model without a peer, in both dtypes; two rows keep compilations few."""
     write_hf_folder("base", tmp_path / "tiny")
     options = "--num-prompts 2 --tokens 3".split()
     status = parity.main(
@@ -41,7 +42,7 @@ def test_a_small_run(tmp_path, capsys):
 
 
 def test_the_peer_is_given_the_sampled_tokens(tmp_path, capsys, monkeypatch):
-    """A stand-in for its process, whose cached decode is 0.25 off everywhere."""
+    """A fake replaces its process; its cached decode differs by 0.25 everywhere."""
     (tmp_path / "m.gguf").touch()
     outputs, logprobs = [[5, 6], [7, 8]], np.array([[-1.0, -2.0], [-3.0, -4.0]])
     monkeypatch.setattr(parity, "load_checkpoint", lambda *_: (FakeConfig, None, None))
@@ -76,16 +77,16 @@ class FakeConfig:
         ("--model . --tokens 0", "error: --tokens must be at least 1"),
         ("--model . --dtypes float16", "error: --dtypes float16 is unknown; supported: float32,"),
         ("--model . --json MISSING/x.json", "error: there is no folder for MISSING"),
-        (f"--model . --peer {sys.executable}", "error: the peer reads .gguf files alone"),
+        (f"--model . --peer {sys.executable}", "error: the peer reads only .gguf files"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert parity.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1
 
 
 def test_a_peer_that_fails_says_why(tmp_path):
-    """There is no such model, and where torch is missing the script ends before it looks."""
+    """The model does not exist; without torch the script fails even earlier."""
     with pytest.raises(ValueError, match="the peer ended with status 1: "):
         peer_script.call("hf_parity.py", sys.executable, tmp_path / "m.gguf", "float32", {})

@@ -1,4 +1,4 @@
-"""The sampling benchmark: its clock, its sorts, a small run of it all."""
+"""The sampling benchmark: its timer, its kinds of sampling, and a small run."""
 
 import json
 import time
@@ -53,6 +53,6 @@ def test_a_small_run(tmp_path, capsys):
     assert "2 rows of 200 logits" in capsys.readouterr().out
 
 
-def test_nonsense_is_refused_in_one_line(capsys):
+def test_invalid_options_end_in_one_line(capsys):
     assert sampling.main(["--rows", "0"]) != 0
     assert "--rows" in capsys.readouterr().err

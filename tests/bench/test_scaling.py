@@ -11,8 +11,8 @@ from bench.serving.schedule_timer import ScheduleTimer, by_waiting
 from tests.support.tiny_models import write_hf_folder
 
 
-def test_decoding_counts_what_came_after_all_had_begun():
-    """Two requests of three tokens: the second begins at 2 s, then three tokens take 2 s."""
+def test_decoding_rate_counts_tokens_after_every_first_token():
+    """Two requests of three tokens: the second has its first token at 2 s; three more take 2 s."""
     found = scaling.rates([1.0, 2.0, 2.0, 3.0, 3.0, 4.0], 2.0, 14)
     assert found == {
         "seconds": 4.0, "output_per_second": 1.5, "all_per_second": 5.0,
@@ -44,7 +44,7 @@ class FakeEngine:
         self.scheduler = FakeScheduler()
 
 
-def test_timer_leaves_the_scheduler_as_it_was():
+def test_timer_restores_the_scheduler():
     engine = FakeEngine()
     with ScheduleTimer(engine) as timer:
         assert engine.scheduler.schedule() == "plan"
@@ -54,7 +54,7 @@ def test_timer_leaves_the_scheduler_as_it_was():
 
 
 def test_a_small_run(tmp_path, capsys):
-    """End to end on a tiny model: four of six requests wait at first, and two fill a context."""
+    """End to end on a tiny model: of six requests four wait, and two fill a context of 32."""
     write_hf_folder("base", tmp_path / "tiny")
     status = scaling.main(
         ["--model", str(tmp_path / "tiny"), "--dtype", "float32", "--requests", "2", "6",
@@ -99,7 +99,7 @@ def test_panels_are_drawn(tmp_path):
         ("--model . --rows 0", "error: --rows must be at least 1"),
     ],
 )
-def test_mistakes_end_in_one_line(options, message, capsys):
+def test_invalid_options_end_in_one_line(options, message, capsys):
     assert scaling.main(options.split()) == 1
     said = capsys.readouterr().err
     assert said.startswith(message) and said.count("\n") == 1

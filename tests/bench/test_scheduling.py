@@ -1,4 +1,4 @@
-"""The benchmark of the host's work, in small."""
+"""The benchmark of the host's work, at a small size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_small_run(
     assert capsys.readouterr().out.count("schedule and commit") == 2
 
 
-def test_the_pool_must_hold_what_runs() -> None:
-    """3 requests of 100 prompt tokens and 202 steps need 3 x 19 blocks of 16; fewer preempt."""
+def test_a_pool_too_small_for_the_running_requests_is_refused() -> None:
+    """3 requests with 100 prompt tokens and 202 steps need 3 x 19 blocks of 16."""
     with pytest.raises(ValueError, match="preempted"):
         scheduling.measure(3, 0, 30)

@@ -1,4 +1,4 @@
-"""What `bench.step_facts` counts and computes; `test_aot` compiles such steps."""
+"""Counts and arithmetic of `bench.step_facts`; `test_aot` compiles such steps."""
 
 import json
 
@@ -10,7 +10,7 @@ from pallas_kernels.aot_report import Kernel, Launch
 
 
 def report():
-    """A step of one product, two of our kernels, a fusion, a copy, and a kernel in a loop."""
+    """A step with one product, two of our kernels, a fusion, a copy, and a kernel in a loop."""
     names = [("CustomKernel", "gemm_fusion_dot_3"), ("CustomKernel", "add_norm"),
              ("CustomKernel", "add_norm__1"), ("CustomKernel", "loop_convert_fusion_1"),
              ("Copy", "Copy")]  # fmt: skip
@@ -22,7 +22,7 @@ def report():
     return Report(7, 0, 9, kernels=kernels, schedule=(*schedule, inside), hlo=hlo, seconds=0)
 
 
-def test_every_launch_is_counted_as_one_thing():
+def test_each_launch_is_counted_once():
     found = step_facts.counts(report())
     per_layer = {key: found[f"{key}_per_layer"] * 32 for key in ("products", "kernels")}
     assert per_layer == {"products": 1, "kernels": 2}
@@ -41,7 +41,7 @@ def test_bytes_are_those_of_the_weights_and_of_the_keys():
     assert found["flops"] == 32 * (found["weight_bytes"] + 4 * 1024 * 4096 * 32)
 
 
-def test_result_says_what_it_is(monkeypatch, tmp_path, capsys):
+def test_result_is_labelled_as_not_measured(monkeypatch, tmp_path, capsys):
     def gathered(target, rows, implementation, context):
         return [
             {"target": target, "rows": count, **step_facts.counts(report()),

@@ -1,7 +1,16 @@
-"""A fake of the `bench/peers` scripts that needs only the standard library."""
+"""Scripts that answer as those of `bench/peers` do, using the standard library only."""
 
-# Its n-th answer reports n seconds and outputs of zeros. With arrivals, token i of a request comes
-# 0.5 + i seconds after its arrival. The prompt [13] makes it exit.
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.peers import peer_script
+
+# The n-th answer says that it took n seconds, and outputs are zeros. With arrivals, a request's
+# first token comes 0.5 s after its arrival and the others one second apart. The prompt [13] ends
+# the process with an error.
 FAKE_PEER = """\
 import json
 import sys
@@ -20,3 +29,10 @@ for count, line in enumerate(sys.stdin, 1):
         result = {"times": [[[at + 0.5 + i for i in range(n)], n] for at, n in pairs]}
     print(json.dumps(result), flush=True)
 """
+
+
+def write_fake_peers(folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
+    """Write fakes of these scripts to `folder`, and let `peer_script` take scripts from there."""
+    for name in scripts:
+        (folder / name).write_text(FAKE_PEER)
+    monkeypatch.setattr(peer_script, "FOLDER", folder)
