@@ -45,7 +45,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _cache_folder(given: str | None) -> str | None:
-    """Where compiled programs are kept between runs; None to leave that to JAX."""
+    """Folder for compiled programs; None if JAX's own setting applies."""
     if given == "none":
         return None
     if given is not None:

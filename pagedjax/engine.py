@@ -20,7 +20,7 @@ from pagedjax.intake.scoring import Scoring
 from pagedjax.outputs import CompileReport, EngineStats, RequestOutput
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
-from pagedjax.schedule.request import Request, num_candidates
+from pagedjax.schedule.request import Request
 from pagedjax.schedule.scheduler import Scheduler
 from pagedjax.step.loop import StepLoop
 from pagedjax.step.runner import Runner
@@ -201,7 +201,7 @@ class Engine(InProcess):
 
         beam_widths: widths of beam searches to compile for as well.
         """
-        return self._runner.warmup([num_candidates(w, self.intake.eos_ids) for w in beam_widths])
+        return self._runner.warmup([self.intake.num_candidates(each) for each in beam_widths])
 
     @contextmanager
     def assert_no_compilation(self) -> Iterator[None]:

@@ -160,7 +160,7 @@ def test_no_file_is_a_drawer(path):
     assert path.stem not in ("utils", "util", "helpers", "common", "misc", "manager")
 
 
-@pytest.mark.parametrize("folder", ["pagedjax", "convert", "bench"])
+@pytest.mark.parametrize("folder", ["pagedjax", "convert", "bench", "tests", "examples"])
 def test_files_are_short(folder):
     lengths = {
         path.name: len(path.read_text(encoding="utf-8").splitlines())

@@ -1,4 +1,4 @@
-"""From a prompt to a checked request: everything that can be refused is refused here.
+"""From prompts to checked requests: generation, scoring, forks and rollbacks.
 
-Imports `schedule`, `text`, `config`.
+Imports `schedule`, `text`, `config`, `devices` and, for scores, `step`.
 """

@@ -1,4 +1,4 @@
-"""From a prompt to a checked Request: everything that can be refused is refused here."""
+"""From a prompt to a checked Request: every invalid request is refused here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from pagedjax.architecture.model_config import ModelConfig
+from pagedjax.checks.values import is_int, plain_number
 from pagedjax.intake.prompts import Prompt as Prompt
 from pagedjax.intake.prompts import parse_prompt
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.schedule.blocks import BlockPool
-from pagedjax.schedule.request import Request, Status
+from pagedjax.schedule.request import Request, Status, num_candidates
 from pagedjax.schedule.token_edits import TokenEdits
 from pagedjax.text.encode import encode, encode_word
 
@@ -37,7 +38,7 @@ class Intake:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """End-of-sequence ids: the model's, and the tokenizer's where it names another."""
+        """End-of-sequence ids: the model's, and the tokenizer's if it names another."""
         ids = set(self.model.eos_token_ids)
         named = getattr(self.tokenizer, "eos_token_id", None)
         if isinstance(named, int) and 0 <= named < self.model.vocab_size:
@@ -88,13 +89,13 @@ class Intake:
         return first
 
     def _max_len(self, num_prompt: int, max_tokens: int | None) -> int:
-        """Most tokens of a request: what the model, the pool and `max_tokens` allow."""
-        # A pool filled by one request alone still yields one more token, which needs no slot.
+        """Largest length of a request: what the model, the pool and `max_tokens` allow."""
+        # One request that fills the whole pool still yields one more token, which is not stored.
         most = min(self.max_model_len, self.blocks.num_blocks * self.blocks.block_size + 1)
         return most if max_tokens is None else min(num_prompt + max_tokens, most)
 
     def _edits(self, params: SamplingParams, end_ids: frozenset[int]) -> TokenEdits:
-        """The ids that the request favours and forbids, checked against the vocabulary."""
+        """The request's biases and forbidden ids, checked against the vocabulary."""
         bias = dict(params.logit_bias or {})
         self._check_ids(sorted(bias), "logit_bias")
         allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
@@ -107,7 +108,7 @@ class Intake:
         return TokenEdits(bias, allowed, self._bad_words(params), end_ids, params.min_tokens)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Each word as a tokenizer spells it at the beginning of a text and after a space."""
+        """Token ids of each word, at the beginning of a text and after a space."""
         if not params.bad_words:
             return ()
         if self.tokenizer is None:
@@ -126,7 +127,7 @@ class Intake:
                 )
 
     def _check_extra(self, params: SamplingParams) -> None:
-        """Names, shapes and dtypes of user arrays, against the engine's defaults."""
+        """Check names, shapes and dtypes of user arrays against the engine's defaults."""
         for name, value in (params.extra or {}).items():
             if name not in self.extra:
                 raise ValueError(
@@ -156,11 +157,24 @@ class Intake:
             each.seed = self.fresh_seed(arrival) if seed is None else seed
         return request
 
+    def num_candidates(self, beam_width: int) -> int:
+        """Tokens per beam that a step of beam search ranks; ValueError for an unusable width."""
+        beam_width = plain_number(beam_width)
+        if not is_int(beam_width) or beam_width < 1:
+            raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
+        count, vocab_size = num_candidates(beam_width, self.eos_ids), self.model.vocab_size
+        if count > vocab_size:
+            raise ValueError(
+                f"beam_width={beam_width} looks at {count} tokens per step, more than the "
+                f"vocabulary of {vocab_size}"
+            )
+        return count
+
     def scorings(self, token_lists: Sequence[Sequence[int]]) -> list[Request]:
-        """Requests that score the lists; those that begin alike share keys, with nobody else."""
+        """Requests that score the lists. They share blocks with each other and no other request."""
         if isinstance(token_lists, str):
             raise ValueError(f"{token_lists!r} is one text; give lists of token ids")
-        namespace = object()  # the keys of other requests come without scores
+        namespace = object()  # cached keys of other requests have no scores
         requests = []
         for index, ids in enumerate(token_lists):
             try:
@@ -170,7 +184,7 @@ class Intake:
         return requests
 
     def scoring(self, token_ids: Sequence[int], namespace: Hashable = None) -> Request:
-        """A request that scores its tokens and generates none, to be admitted as others are."""
+        """A request that scores its tokens and generates none; admitted like others."""
         ids = self._token_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise ValueError(
@@ -192,7 +206,7 @@ class Intake:
             try:
                 if isinstance(prompt, bytes | bytearray):
                     raise TypeError("not text, and not ids either")
-                # All of an array at once: one by one, they are taken from the device.
+                # Convert an array at once: each element by itself would be a device transfer.
                 listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
                 ids = [operator.index(token) for token in listed]
             except TypeError:
@@ -221,6 +235,6 @@ class Intake:
             )
 
     def fresh_seed(self, arrival: int) -> int:
-        """A 32-bit seed of its own for each arrival, the same in every process."""
+        """A 32-bit seed that depends on the engine's seed and the arrival number only."""
         digest = hashlib.blake2s(f"{self.seed},{arrival}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pagedjax.checks.values import is_finite, is_int, plain_number
+from pagedjax.checks.values import is_finite, plain_number
 from pagedjax.engine import Engine
 from pagedjax.intake.prompts import Prompt
 from pagedjax.sampling_params import SamplingParams
@@ -131,9 +131,7 @@ class BeamSearch:
     def __init__(
         self, engine: Engine, beam_width: int, max_tokens: int | None, length_penalty: float
     ) -> None:
-        beam_width = plain_number(beam_width)
-        if not is_int(beam_width) or beam_width < 1:
-            raise ValueError(f"beam_width={beam_width!r} must be an int >= 1")
+        self._num_candidates = engine.intake.num_candidates(beam_width)
         length_penalty = plain_number(length_penalty)
         # With a larger penalty, length ** penalty overflows a float.
         if not is_finite(length_penalty) or abs(length_penalty) > MAX_LENGTH_PENALTY:
@@ -142,7 +140,7 @@ class BeamSearch:
                 f"{MAX_LENGTH_PENALTY}"
             )
         self._engine = engine
-        self._width = beam_width
+        self._width = int(beam_width)
         self._length_penalty = length_penalty
         self._params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
 
@@ -175,13 +173,7 @@ class BeamSearch:
         beams = Beams(
             self._width, request.max_len - request.num_prompt, self._length_penalty, request.eos_ids
         )
-        vocab_size = engine.model_config.vocab_size
-        if beams.num_candidates > vocab_size:
-            raise ValueError(
-                f"beam_width={self._width} looks at {beams.num_candidates} tokens per step, more "
-                f"than the vocabulary of {vocab_size}"
-            )
-        request.num_candidates = beams.num_candidates
+        request.num_candidates = self._num_candidates
         return _Search(list(request.tokens), beams, [request])
 
     def _branch(self, beams: Beams, requests: list[Request]) -> list[Request]:

@@ -1,6 +1,6 @@
-"""What an engine's options come to for one model on one device; what cannot work is refused.
+"""Resolve an engine's options for one model on one device; refuse those that cannot work.
 
-No weight is looked at, so that a loader can ask before it reads any.
+No weights are needed, so a loader can call this before it reads any.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pagedjax.architecture.model_config import ModelConfig
 from pagedjax.config import EngineConfig
 from pagedjax.layers import attention
 
-CPU_TOKEN_BUDGET = 512  # tokens a step; more would hold up the decoding rows for too long
+CPU_TOKEN_BUDGET = 512  # tokens per step; a larger step delays decode rows too long
 GPU_TOKEN_BUDGET = 2048
 
 
 class Settled(NamedTuple):
-    """The choices that EngineConfig leaves to the engine.
+    """Options that EngineConfig leaves to the engine, resolved.
 
-    max_model_len: tokens of prompt and output. token_budget: tokens of a step.
-    kv_dtype: of the pool. implementation: of attention.
+    max_model_len: most tokens of prompt and output. token_budget: most tokens per step.
+    kv_dtype: type of the pool. implementation: of attention.
     """
 
     max_model_len: int
@@ -31,7 +31,7 @@ class Settled(NamedTuple):
 
 
 def settle(config: EngineConfig, model: ModelConfig, dtype: str, device: jax.Device) -> Settled:
-    """Choose for params of type `dtype` on `device`; ValueError for an option that cannot work."""
+    """Resolve for params of type `dtype` on `device`; ValueError for an option that cannot work."""
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     asked = "xla" if config.batch_invariant else config.attention
     return Settled(
@@ -47,7 +47,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len is not None and config.max_model_len > most:
         raise ValueError(
             f"max_model_len={config.max_model_len} exceeds the {most} positions that the model "
-            "was made for"
+            "supports"
         )
     return config.max_model_len or most
 

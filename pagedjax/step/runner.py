@@ -1,6 +1,6 @@
 """The device side of an engine: params, state and compiled programs; plans in, arrays out.
 
-It dispatches and never waits: what it returns are device arrays that the engine reads later.
+It dispatches without waiting: it returns device arrays that the step loop reads later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Runner:
     """Runs plans on the pool of one mesh.
 
     num_blocks: N of the pool. buckets: the shapes that steps are padded to. given_params: the tree
-    as the user gave it; params: its leaves as programs take them, see `leaves.placed`.
+    as the user gave it. params: the same leaves as programs take them, see `leaves.placed`.
     """
 
     @in_own_settings
@@ -76,7 +76,7 @@ class Runner:
 
     @in_own_settings
     def replace_params(self, params: Params, mesh: Mesh | None = None) -> None:
-        """Use other weights from the next step on."""
+        """Use other weights, starting with the next step."""
         self.params: Params = placed(params, mesh or self._step_config.mesh)
         self.given_params = params
         self._leaves = list(flatten_tree(params).values())
@@ -88,7 +88,7 @@ class Runner:
 
     @property
     def description(self) -> str:
-        """Params' dtype, device, pool and attention, in a few words."""
+        """A short text: the params' dtype, device, pool and attention."""
         return (
             f"{dtype_of(self.params)} on {self.device}, {self.num_blocks} blocks of "
             f"{self._config.block_size} {self._kv_dtype}, attention "
@@ -102,7 +102,7 @@ class Runner:
 
     @property
     def device(self) -> jax.Device:
-        """Where results come from."""
+        """The device that results are read from."""
         return self._step_config.mesh.devices.flat[0]
 
     @property
@@ -112,12 +112,12 @@ class Runner:
 
     @property
     def compiled(self) -> list[str]:
-        """Their names and shapes, in the order in which they were compiled."""
+        """Names and shapes of the programs compiled so far, in order."""
         return [" ".join(map(str, key)) for key in self._programs.seconds]
 
     @in_own_settings
     def dispatch(self, plan: Plan) -> InFlight:
-        """Start a step and return at once."""
+        """Dispatch a step and return without waiting for it."""
         shape = self.buckets.fit(plan)
         batch = self._packer.pack(plan, shape)
         if plan.copies:
@@ -145,7 +145,7 @@ class Runner:
         return InFlight(plan, padded, last, tokens, scores, ranked, logprobs)
 
     def _sample(self, plan: Plan, slots: Any, hidden: jax.Array) -> Drawn:
-        """Draw with the smallest variant that has what the batch asks for."""
+        """Draw tokens with the smallest sampling program that supports every request."""
         requests = plan.samplers
         arrays: list[Any] = [self._packer.sampling(plan, slots)]
         variant = self._variant(requests)
@@ -167,10 +167,10 @@ class Runner:
 
     @in_own_settings
     def recover(self) -> None:
-        """After a failed dispatch: an empty state, if the old one was lost to donation."""
+        """After a failed dispatch: make an empty state if the old one was donated and lost."""
         self._tables.reset()
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
-            for leaf in jax.tree.leaves(self._state):  # which the error's traceback may still hold
+            for leaf in jax.tree.leaves(self._state):  # the error's traceback may still refer to it
                 leaf.delete()
             self._state = self._make_state(self.num_blocks)
 

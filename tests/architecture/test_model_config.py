@@ -20,7 +20,6 @@ from tests.support.tiny_models import hf_config
     ids=["absent", "null", "given", "not the quotient"],
 )  # fmt: skip
 def test_head_dim(changes, head_dim):
-    """Case B09."""
     assert from_hf(**changes).head_dim == head_dim
 
 
@@ -139,7 +138,6 @@ def test_silu_under_both_names_is_accepted(activation):
      ({"eos_token_id": [5, 9]}, {"eos_token_id": 0}, (0,)), ({}, {"eos_token_id": 3}, (3,))],
 )  # fmt: skip
 def test_the_generation_config_overrides_the_config(config, generation, ids):
-    """Case B19."""
     assert from_hf(generation, **config).eos_token_ids == ids
 
 

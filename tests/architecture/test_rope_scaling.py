@@ -27,7 +27,6 @@ LLAMA3 = {
     ids=["nested", "top", "nested without theta", "old name", "null", "old name nested"],
 )  # fmt: skip
 def test_theta_is_read_from_every_place(places):
-    """Case B10."""
     assert from_hf(**places).rope == RopeScaling(theta=500000.0)
 
 

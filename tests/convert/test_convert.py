@@ -15,7 +15,7 @@ from tests.support.tiny_models import VARIANTS, hf_config, hf_tensors, write_hf_
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_all_kinds_give_the_same_params(tmp_path, name):
-    """Cases B02, B03, B15: heads, biases, tied embeddings and rope scaling of every variant."""
+    """Heads, biases, tied embeddings and rope scaling of every variant."""
     write_hf_folder(name, tmp_path / "hf")
     write_hf_folder(name, tmp_path / "shards", shards=3)
     write_gguf(name, tmp_path / "m.gguf")
@@ -102,7 +102,7 @@ def test_tokenizer_files_are_copied(tmp_path):
 
 
 def test_bf16_keeps_its_bits(tmp_path):
-    """Case B17, without torch: values are stored, converted and loaded bit for bit."""
+    """Without torch: values are stored, converted and loaded bit for bit."""
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.integers(0, 0x7F80, tensor.shape, np.uint16).view(ml_dtypes.bfloat16)
@@ -164,7 +164,7 @@ def test_values_too_large_for_float16(tmp_path):
 
 
 def test_tied_embeddings(tmp_path):
-    """Case B04: loaded as transformers 5 does (checked with torch)."""
+    """Loaded as transformers 5 does (checked with torch)."""
     tensors, config = hf_tensors("tied"), hf_config("tied")
     embed = tensors["model.embed_tokens.weight"]
     other = np.ascontiguousarray(embed[::-1])

@@ -22,7 +22,7 @@ def _refused(src, tmp_path, kind, *texts):
 
 
 def test_tensors_that_do_not_fit_are_all_named(tmp_path):
-    """Cases B04c, B15, B16: errors come before any tensor is read or written."""
+    """Errors come before any tensor is read or written."""
     tensors, config = hf_tensors("bias"), hf_config("bias")
     del tensors["lm_head.weight"]
     tensors["model.layers.0.foo.weight"] = np.zeros(3, np.float32)
@@ -46,7 +46,7 @@ def test_tensors_that_do_not_fit_are_all_named(tmp_path):
 
 
 def test_buffers_are_skipped(tmp_path):
-    """Case B16: buffers stored among the tensors are ignored."""
+    """Buffers stored among the tensors are ignored."""
     zeros = np.zeros(4, np.float32)
     names = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     buffers = {f"model.layers.{i}.self_attn.{name}": zeros for name in names for i in range(2)}
@@ -58,7 +58,7 @@ def test_buffers_are_skipped(tmp_path):
 
 
 def test_bad_sources(tmp_path):
-    """Cases B05, B06 and other damaged or missing sources."""
+    """Damaged or missing sources."""
     write_hf_folder("base", tmp_path / "hf")
     weights = tmp_path / "hf" / "model.safetensors"
     content = weights.read_bytes()

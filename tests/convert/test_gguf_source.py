@@ -25,14 +25,14 @@ def test_unpermute_undoes_the_interleaving(heads, inputs):
 
 
 def test_interleaving_of_one_head():
-    """Case B01: the row order of GGUF files, as literals."""
+    """The row order of GGUF files, as literals."""
     assert interleaved(np.arange(8), 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert unpermute(np.arange(8), 1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tensors_equal_hugging_face(tmp_path, name):
-    """Cases B02 and B03: among them 8 heads on 2 KV heads, biases and rope factors."""
+    """Among them 8 heads on 2 KV heads, biases and rope factors."""
     write_gguf(name, tmp_path / "m.gguf")
     tensors, expected = open_gguf(tmp_path / "m.gguf").tensors, hf_tensors(name)
     assert tensors.keys() == expected.keys()

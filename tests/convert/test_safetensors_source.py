@@ -23,7 +23,7 @@ def _entry(dtype, shape, begin, end):
 
 
 def test_bf16_bits(tmp_path):
-    """Case B17: the bytes 80 3F 20 C0 are 1.0 and -2.5."""
+    """The bytes 80 3F 20 C0 are 1.0 and -2.5."""
     path = _write(
         tmp_path / "x.safetensors",
         {"a": _entry("BF16", [2], 0, 4), "__metadata__": {"format": "pt"}},
@@ -103,7 +103,7 @@ def test_other_types_are_named(tmp_path):
 
 
 def test_every_truncation_is_detected(tmp_path):
-    """Case B06, truncated at several lengths."""
+    """Truncated at several lengths."""
     write_hf_folder("base", tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
@@ -130,7 +130,7 @@ def test_one_file_takes_precedence_over_shards(tmp_path):
 
 
 def test_missing_shard_is_named(tmp_path):
-    """Case B05: an index refers to a shard that does not exist."""
+    """An index refers to a shard that does not exist."""
     write_hf_folder("base", tmp_path, shards=2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model-00002-of-00002.safetensors"):

@@ -41,14 +41,14 @@ def in_batch(engine: Engine, batch: int) -> Iterator[tuple[dict[str, Any], list[
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_greedy_ids_in_float32_do_not_depend_on_the_batch(batch: int) -> None:
-    """B58: the ids are exactly those of Hugging Face."""
+    """The ids are exactly those of Hugging Face."""
     for golden, ids in in_batch(parity_engine("float32"), batch):
         assert ids == golden["output"]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_greedy_ids_in_bfloat16_differ_only_where_two_tokens_are_close(batch: int) -> None:
-    """B58: at the first id that differs, float32's two best logits differ by less than CLOSE."""
+    """At the first id that differs, float32's two best logits differ by less than CLOSE."""
     for golden, ids in in_batch(parity_engine("bfloat16"), batch):
         pairs = zip(ids, golden["output"], golden["top2_gap"], strict=True)
         gap = next((gap for ours, theirs, gap in pairs if ours != theirs), 0)

@@ -205,7 +205,7 @@ def test_a_call_inside_a_trace_raises_with_a_remedy(how: str) -> None:
 def test_a_forked_process_must_make_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, parent = make_engine(), os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-    with pytest.raises(RuntimeError, match=f"process {parent} .* make the engine in the child"):
+    with pytest.raises(RuntimeError, match=f"process {parent}.* make the engine in the child"):
         engine.add_request("a", PROMPTS[0], GREEDY)
 
 

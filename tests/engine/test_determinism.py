@@ -1,4 +1,4 @@
-"""B66: on a CPU, two processes compute bit-identical results.
+"""On a CPU, two processes compute bit-identical results.
 
 On a GPU, XLA autotunes matrix products by timing them, so two processes agree only within rounding
 unless `--xla_gpu_deterministic_ops` is set; bitwise equality is not claimed there.

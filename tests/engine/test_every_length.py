@@ -1,4 +1,4 @@
-"""B62: after warm-up, prompts of any length trigger no compilation."""
+"""After warm-up, prompts of any length trigger no compilation."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def test_no_length_up_to_an_odd_budget_compiles_anything(one_layer: Engine) -> N
 
 @pytest.mark.slow
 def test_no_length_by_any_number_of_sequences_compiles_anything(one_layer: Engine) -> None:
-    """B62: every length with every number of sequences, with and without logprobs."""
+    """Every length with every number of sequences, with and without logprobs."""
     check_lengths(one_layer, list(product(range(1, BUDGET + 1), range(1, 6), (None, 3))))

@@ -75,7 +75,7 @@ def fail_once(engine: Engine, where: str, patch: pytest.MonkeyPatch) -> None:
 def test_after_a_failure_behind_a_dispatch_the_next_request_is_served(
     heavy: tuple[Engine, int], where: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B67: running requests are recomputed, and only one pool is alive before and after."""
+    """Running requests are recomputed, and only one pool is alive before and after."""
     engine, before = heavy
     engine.config = dataclasses.replace(engine.config, steps_in_flight=steps_in_flight)
     pool_bytes = sum(each.nbytes for each in jax.tree.leaves(engine._runner._state.cache))
@@ -103,7 +103,7 @@ def test_after_a_failure_behind_a_dispatch_the_next_request_is_served(
 def test_a_lost_pool_is_freed_before_another_is_made(
     heavy: tuple[Engine, int], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B67: the old pool is freed although the traceback refers to it; a GPU has no room for two."""
+    """The old pool is freed although the traceback refers to it; a GPU has no room for two."""
     engine, _ = heavy
     make, alive = engine._runner._make_state, []
 
@@ -123,7 +123,7 @@ def test_a_lost_pool_is_freed_before_another_is_made(
 
 
 def test_a_step_holds_one_pool(heavy: tuple[Engine, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """B67: also right after each program is dispatched while another step is in flight."""
+    """Also right after each program is dispatched while another step is in flight."""
     engine, _ = heavy
     engine.config = dataclasses.replace(engine.config, steps_in_flight=1)
     programs, seen = engine._runner._programs, []

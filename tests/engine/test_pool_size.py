@@ -32,7 +32,7 @@ CPU: Any = SimpleNamespace(platform="cpu", memory_stats=lambda: None)
     "others", [{}, {"largest_free_block_bytes": 5, "bytes_reserved": 7, "peak_bytes_in_use": 9}]
 )
 def test_a_pool_is_sized_from_the_devices_limit(others: dict[str, int]) -> None:
-    """B68: utilization x limit - bytes in use - temporaries; other statistics have no effect."""
+    """Utilization x limit - bytes in use - temporaries; other statistics have no effect."""
     device = gpu(bytes_limit=80 * GIB, bytes_in_use=16 * GIB, **others)
 
     def chosen(utilization: float, temporaries: int = 2 * GIB) -> int:
@@ -52,14 +52,14 @@ def test_a_pool_is_sized_from_the_devices_limit(others: dict[str, int]) -> None:
 def test_a_pool_on_a_cpu_holds_every_slot_at_full_length_or_4_gib(
     slots: int, max_model_len: int, blocks: int
 ) -> None:
-    """B68: blocks of 16 tokens and 1 MiB."""
+    """Blocks of 16 tokens and 1 MiB."""
     config = EngineConfig(max_num_seqs=slots)
     assert choose_num_blocks(config, 1 << 20, max_model_len, CPU, no_temporaries) == blocks
 
 
 @pytest.mark.parametrize("device", [CPU, gpu(bytes_limit=GIB, bytes_in_use=0)])
 def test_an_explicit_pool_size_is_used(device: Any) -> None:
-    """B68: neither the device's limit nor the temporaries are read."""
+    """Neither the device's limit nor the temporaries are read."""
     for options, blocks in (
         ({"num_blocks": 77}, 77), ({"kv_cache_bytes": 10_999}, 10),
         ({"num_blocks": 5, "kv_cache_bytes": 10_999}, 5),
@@ -77,14 +77,14 @@ def test_an_explicit_pool_size_is_used(device: Any) -> None:
 def test_a_device_without_room_for_a_pool_names_the_remedies(
     config: EngineConfig, device: Any
 ) -> None:
-    """B68: for example when the weights or another process occupy the memory."""
+    """For example when the weights or another process occupy the memory."""
     message = "are left for the KV pool.*raise gpu_memory_utilization or kv_cache_bytes, or free"
     with pytest.raises(MemoryError, match=message):
         choose_num_blocks(config, GIB, 4096, device, lambda: GIB)
 
 
 def test_the_engine_has_the_pool_that_was_chosen() -> None:
-    """B68: on this CPU, sized by `max_num_seqs` and `max_model_len`, or by `kv_cache_bytes`."""
+    """On this CPU, sized by `max_num_seqs` and `max_model_len`, or by `kv_cache_bytes`."""
     config, params = tiny("base")
     one = block_bytes(config, 16, "float32")
     options = EngineConfig(max_num_seqs=3, max_model_len=40, attention="xla")

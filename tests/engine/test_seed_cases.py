@@ -45,7 +45,7 @@ def seeded_beside(engine: Engine, neighbours: int) -> tuple[list[int], set[int],
 
 
 def test_seed_42_gives_the_same_ids_wherever_it_runs() -> None:
-    """B49: alone, beside unseeded requests, in other slots, in larger batches, in chunks, and
+    """Alone, beside unseeded requests, in other slots, in larger batches, in chunks, and
     after preemption."""
     alone, slots, sizes = seeded_beside(roomy(), 0)
     assert (slots, sizes) == ({0}, {1})
@@ -64,8 +64,8 @@ def test_seed_42_gives_the_same_ids_wherever_it_runs() -> None:
 
 
 def test_draws_depend_on_seed_sample_and_position_alone() -> None:
-    """B49: n=4, seed 42, equal logits over 1000 tokens. The draws do not depend on the prompt, the
-    batch or the request id."""
+    """Four samples, seed 42, equal logits over 1000 tokens. The draws do not depend on the
+    prompt, the batch or the request id."""
     config = dataclasses.replace(tiny("base")[0], vocab_size=1000, num_layers=1)
     params = init_params(config, jax.random.key(0), "float32")
     flat = {**params, "head": params["head"] * 0}

@@ -60,7 +60,7 @@ def engine_of(model: tuple[ModelConfig, Params]) -> Callable[[int], Engine]:
 def test_logprobs_equal_hugging_face(
     engine_of: Callable[[int], Engine], budget: int, length: int
 ) -> None:
-    """B32: scored lists and prompts; the second time, their keys are in the prefix cache."""
+    """Scored lists and prompts; the second time, their keys are in the prefix cache."""
     engine, tokens, wanted = engine_of(budget), TOKENS[:length], GOLDEN["logprobs"][: length - 1]
     engine.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)

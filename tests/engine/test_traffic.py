@@ -1,4 +1,4 @@
-"""B62: after warm-up, random traffic compiles nothing, finishes, and returns every block."""
+"""After warm-up, random traffic compiles nothing, finishes, and returns every block."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_jax_compiles_nothing_under_random_traffic(served: Any) -> None:
 
 
 def test_seeded_requests_of_random_traffic_repeat_alone(served: Any) -> None:
-    """B49: batches, slots, chunks and preemption do not affect their tokens."""
+    """Batches, slots, chunks and preemption do not affect their tokens."""
     traffic, _, _ = served
     names = [
         name

@@ -75,7 +75,7 @@ def prefill(op, case, **own):
 
 @each(decode_cases(full=False))
 def test_triton_decode(case):
-    """Case B65: an error below 5e-6 in float32 shows that no product is rounded to TF32."""
+    """An error below 5e-6 in float32 shows that no product is rounded to TF32."""
     own = case.decode_options() | {"tiles": case.tiles(described())}
     decode(triton_decode.paged_decode, case, **own)
 

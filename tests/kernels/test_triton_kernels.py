@@ -129,7 +129,7 @@ def test_splits_change_only_the_rounding(splits):
 
 
 def test_decode_averages_values_where_all_scores_are_very_negative():
-    """Case B63: equal scores of -6e4 give the mean of the values."""
+    """Equal scores of -6e4 give the mean of the values."""
     k_pool, v_pool, *rest = problem([5], 1, 8, 16, seed=5).cast("float32")
     k_pool[np.isfinite(k_pool)] = -6e4 / 16
     q = np.ones((1, 1, 16), np.float32)
@@ -198,7 +198,7 @@ def test_unsupported_arguments_are_named(op, change, message):
     ("blocks", "fits"), [(2**14, True), (2**14 + 1, False), (2**15, False), (2**15 + 1, True)]
 )
 def test_one_byte_pools_beyond_32_bit_offsets_are_refused(blocks, fits):
-    """Case B61: pools of 2**31 to 2**32 elements; a block has 2**17 elements here."""
+    """Pools of 2**31 to 2**32 elements; a block has 2**17 elements here."""
     pool = jax.ShapeDtypeStruct((4, blocks, 8, 32, 128), "int8")
     scales = jax.ShapeDtypeStruct(pool.shape[:-1], "bfloat16")
     q = jax.ShapeDtypeStruct((2, 32, 128), "bfloat16")

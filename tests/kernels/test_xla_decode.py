@@ -33,7 +33,7 @@ def test_decode_of_many_rows_agrees_with_the_reference():
 
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 5, 0]])
 def test_decode_rows_without_context_are_zero(lengths):
-    """Case B63: rows of padding have no context."""
+    """Rows of padding have no context."""
     arguments = problem(lengths, KV_HEADS, 4, 8, seed=3).cast("float32")
     out = np.asarray(decode(queries(len(lengths), 6, 8, "float32"), *arguments, scale=1.0))
     empty = np.array(lengths) == 0
@@ -49,7 +49,7 @@ def test_decode_reads_the_given_layer():
 
 
 def test_decode_averages_values_where_all_scores_are_very_negative():
-    """Case B63: equal scores of -6e4 give the mean of the values."""
+    """Equal scores of -6e4 give the mean of the values."""
     k_pool, v_pool, *rest = problem([5], KV_HEADS, 4, 8, seed=5).cast("float32")
     k_pool[np.isfinite(k_pool)] = -6e4 / 8
     out = decode(np.ones((1, 2, 8), np.float32), k_pool, v_pool, *rest, scale=1.0)

@@ -75,7 +75,6 @@ def shapes_in(jaxpr):
 
 @pytest.mark.parametrize("op", ["write", "decode", "prefill"])
 def test_ops_accept_a_pool_with_more_elements_than_int32_holds(op):
-    """Case B61."""
     function, arguments = large(op)
     assert np.prod(POOL, dtype=np.int64) > 2**31
     shape = POOL if op == "write" else arguments[0].shape
@@ -84,7 +83,7 @@ def test_ops_accept_a_pool_with_more_elements_than_int32_holds(op):
 
 @pytest.mark.parametrize("op", ["write", "decode", "prefill"])
 def test_no_axis_of_a_large_pool_exceeds_int32(op):
-    """Case B61: the page axis is never merged with others, so int32 indices suffice."""
+    """The page axis is never merged with others, so int32 indices suffice."""
     function, arguments = large(op)
     shapes = list(shapes_in(jax.make_jaxpr(function)(*arguments).jaxpr))
     assert POOL in shapes and max(max(shape, default=0) for shape in shapes) < 2**31

@@ -24,13 +24,13 @@ def written(write, blocks, offsets):
     ids=["one", "edges", "padding", "only padding", "far padding", "nothing"],
 )  # fmt: skip
 def test_writes_agree_with_the_reference(blocks, offsets):
-    """Case B59: writes to block N and above are dropped, and nothing else changes."""
+    """Writes to block N and above are dropped, and nothing else changes."""
     got = written(jax.jit(xla_write.write_kv), blocks, offsets)
     np.testing.assert_array_equal(got, written(reference.write_kv, blocks, offsets))
 
 
 def test_padding_changes_nothing():
-    """Case B59, checked without the reference."""
+    """Checked without the reference."""
     assert (written(jax.jit(xla_write.write_kv), [5, 5, -1], [0, 3, 2]) == -7).all()
 
 

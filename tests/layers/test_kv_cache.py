@@ -105,7 +105,7 @@ def test_an_explicit_size_between_2_31_and_2_32_elements_is_refused(num_blocks: 
 def one_byte_engine(name: str, kind: str, num_blocks: int, monkeypatch: Any) -> Engine:
     """An engine with attention implementation `name` whose pool is never allocated."""
     monkeypatch.setattr(attention, "resolve", lambda *_: name)
-    monkeypatch.setattr("pagedjax.step.runner.make_state", lambda *_: None)
+    monkeypatch.setattr("pagedjax.step.pool.make_state", lambda *_: None)
     return make_engine(kv_cache_dtype=kind, num_blocks=num_blocks)
 
 

@@ -103,7 +103,6 @@ def test_plain_frequencies(head_dim, theta):
 
 
 def test_llama3_keeps_blends_and_divides_the_frequencies():
-    """Case B11."""
     scaled = rope_frequencies(RopeScaling(500000.0, "llama3", 8.0, 1.0, 4.0, 8192), 16)
     ratio = scaled / rope_frequencies(RopeScaling(500000.0), 16)
     wanted = [1, 1, 1, 1, 0.371122, 0.125, 0.125, 0.125]
@@ -128,14 +127,13 @@ def tables(positions, head_dim=64):
 
 
 def test_neighbouring_far_positions_have_different_tables():
-    """Case B14: bfloat16 cannot represent 257."""
+    """The type bfloat16 cannot represent 257."""
     cos, sin = tables([256, 257])
     assert (cos[0] != cos[1]).any() and (sin[0] != sin[1]).any()
 
 
 @pytest.mark.parametrize("position", [0, 1, 257, 4095])
 def test_tables_are_close_to_float64(position):
-    """Case B14."""
     angles = position * 10000.0 ** (-np.arange(0, 64, 2) / 64)
     cos, sin = tables([position])
     np.testing.assert_allclose(cos[0], np.cos(angles), atol=1e-3)
@@ -143,7 +141,7 @@ def test_tables_are_close_to_float64(position):
 
 
 def test_tables_are_float32_for_a_bfloat16_model():
-    """Case B14: for any dtype of the frequencies."""
+    """For any dtype of the frequencies."""
     frequencies = rope_frequencies(RopeScaling(), 8).astype(ml_dtypes.bfloat16)
     cos, sin = rope_tables(jnp.arange(3, dtype=jnp.int32), frequencies)
     assert (cos.dtype, sin.dtype) == (jnp.float32, jnp.float32)
@@ -177,7 +175,7 @@ def test_scores_of_rotated_vectors_depend_only_on_the_distance():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_in_float32_are_never_rounded_to_tf32(dtype):
-    """Case B65: checked in the lowered program, because only a GPU would use TF32."""
+    """Checked in the lowered program, because only a GPU would use TF32."""
     x, weight = jnp.ones((4, 8), dtype), jnp.ones((2, 3, 8), dtype)
     text = jax.jit(linear).lower(x, weight).as_text()
     assert ("precision = [HIGHEST, HIGHEST]" in text) == (dtype == "float32")

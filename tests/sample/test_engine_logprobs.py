@@ -19,7 +19,7 @@ STEPS = pytest.mark.parametrize("steps_in_flight", [0, 1])
 
 @STEPS
 def test_logprobs_of_sampled_tokens_are_the_models_own(steps_in_flight: int) -> None:
-    """Raw logprobs do not depend on temperature, filters and penalties of the draw (B57)."""
+    """Raw logprobs do not depend on temperature, filters and penalties of the draw."""
     params = SamplingParams(
         temperature=0.5, top_k=20, repetition_penalty=1.5, seed=3, max_tokens=8, logprobs=3,
         ignore_eos=True,
@@ -60,7 +60,7 @@ def test_processed_logprobs_are_those_of_the_draw() -> None:
     ("budget", "mode"), [(1, "raw"), (4, "processed"), (5, "raw"), (256, "raw")]
 )
 def test_prompt_logprobs(budget: int, mode: str) -> None:
-    """B32: with a cold and a warm cache and in chunks, without effect on other requests."""
+    """With a cold and a warm cache and in chunks, without effect on other requests."""
     prompt = PROMPT * 3
     wanted = log_softmax(numpy_llama.forward(hf_config("base"), hf_tensors("base"), prompt))
     engine = make_engine(block_size=4, max_num_batched_tokens=budget, logprobs_mode=mode)

@@ -63,7 +63,7 @@ def kept_ids(logits, **params):
 
 
 def test_top_k_keeps_exactly_k_of_equals():
-    """B45: a threshold on the logits would keep four."""
+    """A threshold on the logits would keep four."""
     assert kept_ids([1, 2, 2, 2, 3], top_k=3) == [1, 2, 4]
 
 

@@ -130,7 +130,7 @@ def test_rows_without_options_stay_bit_identical():
 
 
 def test_repetition_counts_an_id_once():
-    """B47: after tokens 0, 0, 0, 1; positive logits are divided, negative ones multiplied."""
+    """After tokens 0, 0, 0, 1; positive logits are divided, negative ones multiplied."""
     found = run([[2, -2, 0.5]], [[0, 0]], [[0, 1]], repetition=2)
     assert found.tolist() == [[1, -4, 0.5]]
 
@@ -138,20 +138,20 @@ def test_repetition_counts_an_id_once():
 @pytest.mark.parametrize(("params", "at_7"), [({"frequency": 1.0}, 3), ({"repetition": 2.0}, 1.5),
                                               ({"presence": 1.0}, 3)])  # fmt: skip
 def test_only_repetition_counts_the_prompt(params, at_7):
-    """B48: prompt [7, 7, 7]."""
+    """Prompt [7, 7, 7]."""
     logits = np.zeros((1, 8))
     logits[0, 7] = 3
     assert run(logits, [[7, 7, 7]], [[]], **params).tolist() == [[0] * 7 + [at_7]]
 
 
 def test_frequency_counts_and_presence_does_not():
-    """B48: output [4, 4] subtracts 2 x frequency + presence."""
+    """Output [4, 4] subtracts 2 x frequency + presence."""
     found = run([[0, 0, 0, 0, 5]], [[1]], [[4, 4]], frequency=0.5, presence=0.25)
     assert found.tolist() == [[0, 0, 0, 0, 5 - 2 * 0.5 - 0.25]]
 
 
 def test_rows_of_different_lengths_are_penalised_as_alone():
-    """B48: neither padding nor tokens of other rows are counted."""
+    """Neither padding nor tokens of other rows are counted."""
     logits = np.random.default_rng(4).normal(0, 1, (2, 10)).astype(np.float32)
     prompts, outputs = [[1], [5, 6, 7]], [[2, 3], [5, 5, 0, 1, 2, 3]]
     params = {"repetition": 1.5, "frequency": 0.5, "presence": 0.25}

@@ -23,7 +23,7 @@ from tests.support.sampling_rows import (
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-12, 1e-38, 1e-45])
 def test_tiny_temperatures_draw_the_best_token(temperature):
-    """B43: dividing logits by such a temperature overflows, and inf - inf is NaN."""
+    """Dividing logits by such a temperature overflows, and inf - inf is NaN."""
     logits = np.asarray([2.875, 2.955, 11.0625], np.float16).astype(np.float32)
     params = sampling(100, temperature=temperature)
     drawn = sample(repeated(logits, 100), params, jnp.arange(100))
@@ -33,7 +33,7 @@ def test_tiny_temperatures_draw_the_best_token(temperature):
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5}])
 def test_greedy_takes_the_lowest_id_of_equals(filters, neighbours):
-    """B44: with any filters and beside any other rows."""
+    """With any filters and beside any other rows."""
     temperature = np.where(np.arange(1000) % 2, float(neighbours), 0.0)
     params = sampling(1000, temperature=temperature, **filters)
     drawn = np.asarray(sample(repeated([1, 1, 0], 1000), params, jnp.arange(1000)))

@@ -39,7 +39,7 @@ def penalised(repetition: float, presence: float, frequency: float) -> Any:
 def test_penalties(
     repetition: float, presence: float, frequency: float, steps_in_flight: int
 ) -> None:
-    """B47, B48: only repetition counts the prompt; every penalty counts the latest token."""
+    """Only repetition counts the prompt; every penalty counts the latest token."""
     params = greedy(
         12, repetition_penalty=repetition, presence_penalty=presence,
         frequency_penalty=frequency,
@@ -95,7 +95,7 @@ def test_logit_bias_and_allowed_ids() -> None:
 @STEPS
 @pytest.mark.parametrize("min_tokens", [1, 2, 4])
 def test_min_tokens(min_tokens: int, steps_in_flight: int) -> None:
-    """B54: tokens that end the output are allowed from token min_tokens + 1 on."""
+    """Tokens that end the output are allowed from token min_tokens + 1 on."""
     free = expected(lambda logits, _: logits)
     ends = free[:2]
 
@@ -176,7 +176,6 @@ def test_any_mix_in_one_batch_compiles_one_program_per_shape() -> None:
 
 
 def test_outputs_are_strict_json_and_survive_pickle_and_copy() -> None:
-    """B55."""
     params = SamplingParams(
         max_tokens=4, top_k=1, logprobs=3, prompt_logprobs=2, logit_bias={3: -100.0}, seed=1,
         ignore_eos=True,

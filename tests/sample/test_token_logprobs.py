@@ -35,7 +35,7 @@ def test_logprobs_are_those_of_numpy(vocab, count):
 
 @pytest.mark.parametrize(("mode", "wanted"), [("raw", -0.40761), ("processed", -0.14293)])
 def test_modes_of_logprobs(mode, wanted):
-    """B57: logits [1, 2, 3], temperature 0.5, token 2."""
+    """Logits [1, 2, 3], temperature 0.5, token 2."""
     logits = repeated([1, 2, 3], 1)
     if mode == "processed":
         logits = processed_logits(logits, sampling(1, temperature=0.5))

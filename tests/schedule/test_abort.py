@@ -6,7 +6,7 @@ from tests.support.scheduler_world import IN_FLIGHT, World, assert_right, run_un
 
 
 def test_a_waiting_request_is_aborted():
-    """B38: here before it was ever scheduled."""
+    """Here before it was ever scheduled."""
     world = World(slots=1)
     first, second = world.add(5), world.add(5)
     world.scheduler.abort(second)
@@ -17,7 +17,6 @@ def test_a_waiting_request_is_aborted():
 
 
 def test_an_only_request_is_aborted_before_its_first_step():
-    """B38."""
     world = World()
     world.scheduler.abort(world.add(5))
     assert world.scheduler.schedule().rows == []
@@ -27,7 +26,7 @@ def test_an_only_request_is_aborted_before_its_first_step():
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 @pytest.mark.parametrize("prompt", [5, 30])
 def test_an_abort_between_schedule_and_commit_drops_the_row(prompt, steps):
-    """B38: in a first chunk, in a later one, and while decoding."""
+    """In a first chunk, in a later one, and while decoding."""
     world = World(budget=8)
     gone, stays = world.add(prompt), world.add(5)
     for _ in range(steps):
@@ -62,7 +61,6 @@ def test_the_blocks_and_the_slot_of_an_abort_serve_the_next(in_flight):
 
 
 def test_a_preempted_request_is_aborted():
-    """B29."""
     world = World(4)
     for _ in range(3):
         world.add(4, max_tokens=6)
@@ -74,7 +72,6 @@ def test_a_preempted_request_is_aborted():
 
 
 def test_a_second_abort_changes_nothing():
-    """B37."""
     world = World()
     gone, stays = world.add(5), world.add(5)
     world.driver.step()

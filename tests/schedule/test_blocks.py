@@ -115,7 +115,6 @@ def operate(pool, rng, free, tables):
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 30])
 def test_random_operations_agree_with_a_set(num_blocks):
-    """B30."""
     pool, rng = BlockPool(num_blocks, 4), random.Random(num_blocks)
     free, tables = set(range(num_blocks)), []
     for _ in range(2000):

@@ -22,7 +22,7 @@ def hits(pool, namespace, tokens):
 
 @pytest.mark.parametrize("evicted", [0, 1, 2, 3])
 def test_a_chain_loses_its_leaves_first(evicted):
-    """B31. Eviction removes blocks from the end of a chain of three."""
+    """Eviction removes blocks from the end of a chain of three."""
     pool = BlockPool(3, 2)
     table = cache(pool, "", [1, 2, 3, 4, 5, 6])
     pool.release(pool.allocate(evicted))
@@ -51,7 +51,6 @@ def test_leaves_go_before_parents_when_a_prefix_was_used_again():
 
 
 def test_an_equal_second_block_is_not_a_hit():
-    """B25b."""
     pool = BlockPool(8, 2)
     cache(pool, "", [1, 2, 7, 8])
     other = cache(pool, "", [3, 4, 7, 8])
@@ -60,7 +59,7 @@ def test_an_equal_second_block_is_not_a_hit():
 
 
 def test_namespaces_are_separate():
-    """B25c. A salt and an adapter of the same name are different namespaces."""
+    """A salt and an adapter of the same name are different namespaces."""
     pool = BlockPool(8, 2)
     salted, adapted = ("salt", "k"), ("adapter", "k")
     table = cache(pool, salted, [1, 2, 3, 4])
@@ -81,7 +80,6 @@ def test_blocks_entered_before_new_weights_are_never_found():
 
 
 def test_a_double_release_raises_and_leaves_the_cache_alone():
-    """B30."""
     pool = BlockPool(4, 2)
     table = cache(pool, "", [1, 2, 3, 4])
     with pytest.raises(ValueError, match="twice"):

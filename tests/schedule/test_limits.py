@@ -91,7 +91,6 @@ def test_a_budget_below_the_rows_serves_the_oldest():
 
 @IN_FLIGHT
 def test_one_token_needs_no_decode_row(in_flight):
-    """B41."""
     world = World(in_flight=in_flight)
     request = world.add(5, max_tokens=1)
     world.driver.run()
@@ -100,7 +99,6 @@ def test_one_token_needs_no_decode_row(in_flight):
 
 @pytest.mark.parametrize(("max_tokens", "length"), [(10, 1), (1, 1)])
 def test_output_ends_at_the_models_limit(max_tokens, length):
-    """B40."""
     world = World(max_model_len=16)
     request = world.add(15, max_tokens=max_tokens)
     world.driver.run()
@@ -109,6 +107,5 @@ def test_output_ends_at_the_models_limit(max_tokens, length):
 
 @pytest.mark.parametrize("length", [16, 17])
 def test_a_prompt_without_room_for_output_is_refused(length):
-    """B40."""
     with pytest.raises(ValueError, match="max_model_len=16"):
         World(max_model_len=16).add(length)

@@ -91,7 +91,7 @@ def test_a_pool_that_is_exactly_used_up_preempts_nobody(max_tokens, preempts, in
 @IN_FLIGHT
 @pytest.mark.parametrize(("prompt", "length"), [(60, 5), (63, 2), (64, 1)])
 def test_a_request_that_outgrows_the_pool_alone_ends_with_length(prompt, length, in_flight):
-    """B34: a pool of 4 blocks of 16 tokens."""
+    """A pool of 4 blocks of 16 tokens."""
     world = World(4, 16, in_flight=in_flight)
     request = world.add(prompt, max_tokens=20)
     world.driver.run(max_steps=30)
@@ -100,7 +100,6 @@ def test_a_request_that_outgrows_the_pool_alone_ends_with_length(prompt, length,
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_and_others_are_served():
-    """B34."""
     world = World(4, 16)
     with pytest.raises(ValueError, match="pool has 4"):
         world.add(80)
@@ -117,7 +116,7 @@ def steps_alone(prompt, max_tokens, in_flight):
 
 @IN_FLIGHT
 def test_requests_that_do_not_fit_together_all_finish(in_flight):
-    """B35: three requests of 8 + 8 tokens in a pool of 5 blocks of 4."""
+    """Three requests of 8 + 8 tokens in a pool of 5 blocks of 4."""
     world = World(5, in_flight=in_flight)
     for _ in range(3):
         world.add(8, max_tokens=8)
@@ -129,7 +128,6 @@ def test_requests_that_do_not_fit_together_all_finish(in_flight):
 
 @IN_FLIGHT
 def test_between_two_preemptions_some_request_advances(in_flight):
-    """B35."""
     world = World(5, in_flight=in_flight)
     for _ in range(3):
         world.add(8, max_tokens=8)

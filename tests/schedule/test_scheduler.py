@@ -67,7 +67,7 @@ def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_blocks():
 @IN_FLIGHT
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_end_of_sequence_is_the_last_token(at, in_flight):
-    """B19. With a plan in flight, the row after the end is dropped."""
+    """With a plan in flight, the row after the end is dropped."""
     prompt = [5, 6, 7]
     output = continuation(prompt, 8)
     world = World(in_flight=in_flight, eos=[output[at], output[at + 2]])
@@ -79,7 +79,6 @@ def test_an_end_of_sequence_is_the_last_token(at, in_flight):
 
 
 def test_ignored_end_of_sequence_ids_do_not_stop():
-    """B19."""
     prompt = [5, 6, 7]
     world = World(eos=continuation(prompt, 8))
     request = world.add(prompt, ignore_eos=True)
@@ -89,7 +88,6 @@ def test_ignored_end_of_sequence_ids_do_not_stop():
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_a_stop_token_is_the_stop_reason(ignore_eos):
-    """B19."""
     prompt = [5, 6, 7]
     stop = continuation(prompt, 8)[2]
     world = World()

@@ -113,3 +113,16 @@ def test_bad_arguments_are_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.beam_search(*arguments)
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_warmup_compiles_beam_search_of_the_given_widths() -> None:
+    llm = make_llm("base", eos=7, max_num_seqs=4, max_num_batched_tokens=16)
+    llm.engine.warmup(beam_widths=[2])
+    with llm.engine.assert_no_compilation():
+        llm.beam_search([[1, 2, 3], [4] * 20], beam_width=2, max_tokens=5)
+
+
+@pytest.mark.parametrize("width", [0, 1.5, "2", True, 10**6])
+def test_warmup_refuses_a_width_that_no_search_can_have(width: Any) -> None:
+    with pytest.raises(ValueError, match="beam_width"):
+        make_llm("base").engine.warmup(beam_widths=[width])

@@ -189,7 +189,7 @@ class Driver:
         assert all(not self.pool.match(each.namespace, each.tokens) for each in self.live)
 
     def free_twice(self, a, b):
-        """B30. A block that no request holds cannot be released."""
+        """A block that no request holds cannot be released."""
         block = a % self.pool.num_blocks
         if not self.pool.num_refs(block):
             with pytest.raises(ValueError, match="twice"):

@@ -42,7 +42,6 @@ def random_text(seed):
 
 
 def test_a_character_is_released_with_its_last_byte():
-    """B51."""
     assert deltas([*PEPPER, ord("!")]) == ["", "", "", "\U0001f336", "!"]
 
 
@@ -51,7 +50,6 @@ def test_a_character_of_three_bytes_in_two_tokens_of_one_call():
 
 
 def test_output_that_ends_within_a_character_ends_in_one_replacement():
-    """B51."""
     assert deltas(PEPPER[:3]) == ["", "", "\ufffd"]
 
 
@@ -68,7 +66,7 @@ def test_a_final_call_without_tokens_adds_nothing_to_whole_text():
 
 
 def test_a_character_that_begins_in_the_prompt_adds_no_text_of_the_prompt():
-    """B51: the output is decoded by itself, so it does not contain that character."""
+    """The output is decoded by itself, so it does not contain that character."""
     prompt = [*b"What is this? ", *PEPPER[:2]]
     assert "".join(deltas(PEPPER[2:], prompt)) == one_shot(PEPPER[2:])
 

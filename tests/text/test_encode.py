@@ -46,7 +46,7 @@ def words(tokenizer, ids):
 
 @pytest.mark.parametrize("text", ["who are you", "<s> who are you", "<s>who are you"])
 def test_text_is_encoded_with_one_bos(text):
-    """B20: also if the text already begins with the BOS token."""
+    """Also if the text already begins with the BOS token."""
     tokenizer = transformers_tokenizer()
     assert words(tokenizer, encode(tokenizer, text)) == ["<s>", "who", "are", "you"]
 
@@ -84,7 +84,6 @@ def test_encode_returns_a_list_of_its_own():
 
 @pytest.mark.parametrize("messages", [CONVERSATION, CONVERSATION[1:]])
 def test_a_conversation_is_encoded_as_transformers_does(messages):
-    """B20."""
     tokenizer = transformers_tokenizer()
     wanted = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
@@ -93,7 +92,6 @@ def test_a_conversation_is_encoded_as_transformers_does(messages):
 
 
 def test_a_conversation_has_one_bos_and_asks_for_the_answer():
-    """B20."""
     tokenizer = transformers_tokenizer()
     assert words(tokenizer, encode_chat(tokenizer, CONVERSATION[:1])) == [
         "<s>", "<|start|>", "system", "<|end|>", "be", "brief", "<|eot|>",

@@ -222,7 +222,7 @@ def test_abort_releases_held_text(free: CompletionOutput) -> None:
 
 
 def test_a_cut_character_after_a_prompt_that_cuts_one() -> None:
-    """B51 in the engine: no text of the prompt, and one replacement character at the end."""
+    """In the engine: no text of the prompt, and one replacement character at the end."""
     first, second = served(lettered(), a=greedy(2))["a"].token_ids
     pieces: list[str | bytes] = ["?"] * 128
     pieces[PROMPT[-1]] = b"?\xf0\x9f"

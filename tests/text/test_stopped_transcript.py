@@ -46,7 +46,6 @@ def told(
 
 
 def test_a_stop_string_across_tokens() -> None:
-    """B53."""
     outputs = told([0, 1, 2, 3], "length", stop="own fox")
     assert [each.delta_text for each in outputs] == ["The quick br", "", ""]
     last = outputs[-1]
@@ -55,21 +54,18 @@ def test_a_stop_string_across_tokens() -> None:
 
 
 def test_a_stop_string_across_tokens_that_is_included() -> None:
-    """B53."""
     last = told([0, 1, 2, 3], "length", stop="own fox", include_stop_str_in_output=True)[-1]
     assert (last.text, last.stop_reason) == ("The quick brown fox", "own fox")
 
 
 @pytest.mark.parametrize("reason", ["length", "stop", "abort"])
 def test_held_text_is_released_at_the_end(reason: str) -> None:
-    """B53."""
     outputs = told([0, 1], reason, stop=["own fox"])
     assert [each.delta_text for each in outputs] == ["The quick br", "own"]
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (reason, None)
 
 
 def test_the_earliest_of_two_stop_strings() -> None:
-    """B53."""
     last = told([0, 1, 2, 3], stop=["fox", "row"])[-1]
     assert (last.text, last.stop_reason) == ("The quick b", "row")
 
@@ -88,13 +84,12 @@ def test_a_stop_string_outranks_the_end_that_comes_with_it(reason: str) -> None:
 def test_the_token_after_min_tokens_is_the_first_to_stop(
     min_tokens: int, text: str, stop_reason: str | None
 ) -> None:
-    """B54: like EOS, which is allowed from token min_tokens + 1 on."""
+    """Like EOS, which is allowed from token min_tokens + 1 on."""
     last = told(range(4), "length", stop=["quick", "own", "fox"], min_tokens=min_tokens)[-1]
     assert (last.text, last.stop_reason) == (text, stop_reason)
 
 
 def test_a_character_cut_by_the_end_is_one_replacement() -> None:
-    """B51."""
     assert told([1, 4], "length", stop="xyz")[-1].text == "own\ufffd"
 
 
