@@ -13,6 +13,7 @@ from pagedjax.config import check_dtype
 from pagedjax.weights.params import ParamRule
 
 from .assembly import Binding, bind, num_bytes, read_bound
+from .prefixes import without_prefix
 from .source import Source, TensorRef
 
 
@@ -53,7 +54,9 @@ def make_plan(source: Source, dtype: str) -> Plan:
     config = _model_config(source)
     dtype = resolve_dtype(source, dtype)
     family = models.family(config.model_type)
-    config, tensors = _resolve_tied_head(config, source.tensors)
+    embed = next(each for each in family.param_rules(config) if each.path == ("embed",))
+    tensors = without_prefix(source.tensors, embed.sources[0])
+    config, tensors = _resolve_tied_head(config, tensors)
     bindings = bind(family.param_rules(config), tensors, family.SKIPPED_SOURCES)
     return Plan(source, replace(config, dtype=dtype), dtype, bindings)
 

@@ -46,7 +46,7 @@ def open_folder(folder: Path) -> Source:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file `path`; raises ValueError if it is not one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))  # without a byte order mark
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,24 @@ def eos_ids(given: Any, vocab_size: int) -> tuple[int, ...]:
             "vocabulary), a list of such ids, or null"
         )
     return tuple(ids)
+
+
+def drawable_eos(given: Any, vocab_size: int) -> Any:
+    """The `eos_token_id` of a config without ids outside the vocabulary, which no model draws.
+
+    Warns of the ids it drops, as Hugging Face loads such checkpoints. Values that are not ids stay
+    for `eos_ids` to refuse.
+    """
+    ids = given if isinstance(given, list | tuple) else [given]
+    outside = [each for each in ids if is_int(each) and not 0 <= each < vocab_size]
+    if not outside:
+        return given
+    listed = ", ".join(str(each) if abs(each) < 10**20 else "a huge number" for each in outside)
+    warnings.warn(
+        f"eos_token_id has {listed}, which the vocabulary of {vocab_size} tokens lacks; ignored",
+        stacklevel=3,
+    )
+    return [each for each in ids if each not in outside]
 
 
 def boolean(config: Mapping[str, Any], name: str) -> bool:

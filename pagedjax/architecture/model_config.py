@@ -9,6 +9,7 @@ from typing import Any
 from pagedjax.architecture.hf_fields import (
     boolean,
     check_supported,
+    drawable_eos,
     eos_ids,
     required,
     value_or,
@@ -85,10 +86,12 @@ class ModelConfig:
         check_supported(config)
         heads = positive_int("num_heads", required(config, "num_attention_heads"))
         hidden = positive_int("hidden_size", required(config, "hidden_size"))
+        vocab_size = required(config, "vocab_size")
         eos = (generation_config or {}).get("eos_token_id")
+        eos = config.get("eos_token_id") if eos is None else eos
         return cls(
             model_type=config.get("model_type") or "llama",
-            vocab_size=required(config, "vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden,
             intermediate_size=required(config, "intermediate_size"),
             num_layers=required(config, "num_hidden_layers"),
@@ -104,7 +107,7 @@ class ModelConfig:
             attention_bias=boolean(config, "attention_bias"),
             mlp_bias=boolean(config, "mlp_bias"),
             bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=config.get("eos_token_id") if eos is None else eos,  # type: ignore[arg-type]
+            eos_token_ids=drawable_eos(eos, positive_int("vocab_size", vocab_size)),
             initializer_range=value_or(config.get("initializer_range"), cls.initializer_range),
             dtype=config.get("dtype") or config.get("torch_dtype"),
         )

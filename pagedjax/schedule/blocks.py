@@ -51,7 +51,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks with reusable content that nobody holds."""
+        """Blocks with reusable content that are in no block table."""
         return len(self._cached)
 
     @property
@@ -95,7 +95,7 @@ class BlockPool:
             self._num_refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block of a table; ValueError for a block nobody holds.
+        """Drop one reference of each block of a table; ValueError for a block without references.
 
         The last block goes first, so that of the blocks left in the cache a child is always
         evicted before its parent.

@@ -1,4 +1,4 @@
-"""The outputs of all live requests of an engine, and those that nobody has read yet."""
+"""The outputs of all live requests of an engine, and the unread outputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pagedjax.text.transcript import End, Transcript
 class Transcripts:
     """One transcript per live request, by request id.
 
-    unread: outputs that were made and that nobody has read.
-    only_ends: whether outputs are made of requests that end and of no others.
+    unread: outputs that no caller has read.
+    only_ends: whether outputs are made only when a request ends.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,7 +47,7 @@ class Transcripts:
                 del self._live[request_id]
 
     def abort(self, request_id: str, abort: Callable[[Request], None]) -> RequestOutput | None:
-        """End a request by `abort`; return what nobody has read of it, None for an unknown id."""
+        """End a request by `abort`; return its unread output, None for an unknown id."""
         outputs = self.unread.take_of((request_id,))
         if transcript := self._live.pop(request_id, None):
             outputs.append(transcript.abort(abort))

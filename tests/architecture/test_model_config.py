@@ -141,17 +141,30 @@ def test_the_generation_config_overrides_the_config(config, generation, ids):
     assert from_hf(generation, **config).eos_token_ids == ids
 
 
-BAD_EOS = ["5", "12", ["5"], [5, "9"], -1, [5, -1], 128, [5, 128], 5.0, [2.5], True, [None], [[5]],
-           {"id": 5}, 10**400]  # fmt: skip
+BAD_EOS = ["5", "12", ["5"], [5, "9"], 5.0, [2.5], True, [None], [[5]], {"id": 5}]
 
 
 @pytest.mark.parametrize("eos", BAD_EOS)
-def test_an_eos_id_outside_the_vocabulary_is_named(eos):
+def test_an_eos_id_that_is_not_an_id_is_named(eos):
     named = re.escape(f"eos_token_id={eos!r} must be an id from 0 to 127")
     for config, generation in (({"eos_token_id": eos}, None), ({}, {"eos_token_id": eos})):
         with pytest.raises(ValueError, match=named):
             from_hf(generation, **config)
     with pytest.raises(ValueError, match=named):
+        dataclasses.replace(from_hf(), eos_token_ids=eos)
+
+
+OUTSIDE_EOS = [(-1, (), "-1"), ([5, -1], (5,), "-1"), (128, (), "128"),
+               ([2, 128, 9, 500], (2, 9), "128, 500"), (10**400, (), "a huge number")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("eos", "kept", "named"), OUTSIDE_EOS)
+def test_an_eos_id_outside_the_vocabulary_is_dropped_with_a_warning(eos, kept, named):
+    """Hugging Face and vLLM load such checkpoints: no model draws the id."""
+    for config, generation in (({"eos_token_id": eos}, None), ({}, {"eos_token_id": eos})):
+        with pytest.warns(UserWarning, match=f"eos_token_id has {named}, which the vocabulary"):
+            assert from_hf(generation, **config).eos_token_ids == kept
+    with pytest.raises(ValueError, match="eos_token_id.*must be an id from 0 to 127"):
         dataclasses.replace(from_hf(), eos_token_ids=eos)
 
 
