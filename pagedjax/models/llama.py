@@ -146,7 +146,8 @@ def forward(
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
     # Without the barrier XLA on CPU recomputes sines, cosines and write positions in every layer.
-    rotation, inputs = lax.optimization_barrier((rope_tables(positions, frequencies), inputs))
+    tables = rope_tables(positions, frequencies, config.rope.attention_factor)
+    rotation, inputs = lax.optimization_barrier((tables, inputs))
     layer = jax.jit(partial(_layer, config, ops))
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)

@@ -121,9 +121,29 @@ def test_every_parameter_of_llama3_changes_the_frequencies(field):
     assert (frequencies() != frequencies(**{field: values[field] * 2})).any()
 
 
-def tables(positions, head_dim=64):
+def test_linear_scaling_divides_every_frequency():
+    scaled = rope_frequencies(RopeScaling(500.0, "linear", 4.0), 8)
+    np.testing.assert_allclose(scaled * 4, rope_frequencies(RopeScaling(500.0), 8), rtol=1e-6)
+
+
+def test_yarn_keeps_blends_and_divides_the_frequencies():
+    """For theta 10000, D 64 and an original context of 2048, 32 turns are at pair 8.06 and one
+    is at pair 20.1: the ramp goes from 8 to 21."""
+    rope = RopeScaling(10000.0, "yarn", 16.0, original_max_position_embeddings=2048)
+    ratio = rope_frequencies(rope, 64) / rope_frequencies(RopeScaling(), 64)
+    ramp = np.clip((np.arange(32) - 8) / 13, 0, 1)
+    np.testing.assert_allclose(ratio, 1 - ramp + ramp / 16, rtol=2e-6)
+
+
+def test_the_attention_factor_multiplies_cosines_and_sines():
+    plain, scaled = tables([3, 70]), tables([3, 70], attention_factor=1.25)
+    for one, other in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(other, one * 1.25, rtol=1e-6)
+
+
+def tables(positions, head_dim=64, **options):
     frequencies = rope_frequencies(RopeScaling(), head_dim)
-    return rope_tables(jnp.asarray(positions, jnp.int32), frequencies)
+    return rope_tables(jnp.asarray(positions, jnp.int32), frequencies, **options)
 
 
 def test_neighbouring_far_positions_have_different_tables():

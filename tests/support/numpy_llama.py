@@ -33,6 +33,7 @@ def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndar
     omega = inverse_frequencies(config)  # [D / 2]
     q = _rotate(_linear(w, "self_attn.q_proj", x).reshape(positions, heads, -1), omega)
     k = _rotate(_linear(w, "self_attn.k_proj", x).reshape(positions, kv_heads, -1), omega)
+    q, k = q * attention_factor(config), k * attention_factor(config)
     v = _linear(w, "self_attn.v_proj", x).reshape(positions, kv_heads, -1)
     mixed = np.empty_like(q)  # [S, H, D]
     for head in range(heads):
@@ -70,14 +71,42 @@ def inverse_frequencies(config: dict) -> np.ndarray:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return omega
+    if kind == "linear":
+        return omega / rope["factor"]
+    if kind == "yarn":
+        return np.array([_yarn_frequency(rope, theta, dim, pair) for pair in range(dim // 2)])
     if kind != "llama3":
-        raise ValueError(f"rope type {kind!r} is not known; known are 'default' and 'llama3'.")
+        raise ValueError(f"rope type {kind!r} is not known")
     # Pairs with many turns within the original context keep their frequency, pairs with few turns
     # are divided by the factor, and the others are interpolated linearly in their turns.
     turns = omega * rope["original_max_position_embeddings"] / (2.0 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return omega * (keep + (1.0 - keep) / rope["factor"])
+
+
+def _yarn_frequency(rope: dict, theta: float, dim: int, pair: int) -> float:
+    """YaRN (arXiv 2309.00071, section 3.2): where the ramp is 0, the pair keeps its frequency."""
+    ends = []
+    for turns in (rope.get("beta_fast", 32), rope.get("beta_slow", 1)):
+        # The pair, as a real number, that makes so many turns within the original context:
+        # original * theta ** (-2 pair / dim) = 2 pi turns.
+        ratio = rope["original_max_position_embeddings"] / (2 * np.pi * turns)
+        ends.append(dim / 2 * np.log(ratio) / np.log(theta))
+    if rope.get("truncate", True):
+        ends = [np.floor(ends[0]), np.ceil(ends[1])]
+    first, last = max(ends[0], 0), min(ends[1], dim - 1)
+    ramp = min(max((pair - first) / (last - first), 0), 1)
+    own = theta ** (-2 * pair / dim)
+    return own * (1 - ramp) + own / rope["factor"] * ramp
+
+
+def attention_factor(config: dict) -> float:
+    """Return what queries and keys are multiplied by, beside their rotation."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return 1.0
+    return rope.get("attention_factor") or 1 + 0.1 * np.log(rope["factor"])
 
 
 def head_dim(config: dict) -> int:
