@@ -73,7 +73,9 @@ def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def _family(file: GgufFile) -> ModuleType:
     architecture = file.metadata.get("general.architecture")
     families = {
-        module.GGUF_ARCHITECTURE: module for module in map(models.family, models.supported())
+        module.GGUF_ARCHITECTURE: module
+        for module in map(models.family, models.supported())
+        if module.GGUF_ARCHITECTURE
     }
     if architecture not in families:
         raise NotImplementedError(

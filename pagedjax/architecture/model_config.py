@@ -15,6 +15,7 @@ from pagedjax.architecture.hf_fields import (
     value_or,
 )
 from pagedjax.architecture.rope_scaling import RopeScaling
+from pagedjax.architecture.windows import check_no_window
 from pagedjax.checks.values import (
     finite,
     is_int,
@@ -84,6 +85,7 @@ class ModelConfig:
         unsupported architecture.
         """
         check_supported(config)
+        check_no_window(config)
         heads = positive_int("num_heads", required(config, "num_attention_heads"))
         hidden = positive_int("hidden_size", required(config, "hidden_size"))
         vocab_size = required(config, "vocab_size")
@@ -96,7 +98,7 @@ class ModelConfig:
             intermediate_size=required(config, "intermediate_size"),
             num_layers=required(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=value_or(config.get("num_key_value_heads"), heads),
+            num_kv_heads=_kv_heads(config, heads),
             head_dim=value_or(config.get("head_dim"), hidden // heads),
             rms_norm_eps=value_or(config.get("rms_norm_eps"), cls.rms_norm_eps),
             rope=RopeScaling.from_hf(config),
@@ -111,3 +113,10 @@ class ModelConfig:
             initializer_range=value_or(config.get("initializer_range"), cls.initializer_range),
             dtype=config.get("dtype") or config.get("torch_dtype"),
         )
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> Any:
+    """LLaMA has as many KV heads as query heads by default; other families' defaults differ."""
+    if config.get("model_type") in (None, "llama"):
+        return value_or(config.get("num_key_value_heads"), heads)
+    return required(config, "num_key_value_heads")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,19 +51,33 @@ GGUF_NAMES = {
 GGUF_INTERLEAVED = ("q_proj", "k_proj")
 
 
+class Biases(NamedTuple):
+    """Which products of a layer have a bias."""
+
+    qkv: bool = False
+    o: bool = False
+    mlp: bool = False
+
+
 def param_rules(config: ModelConfig) -> tuple[ParamRule, ...]:
     """One rule per leaf of the params tree, in the order of the forward pass."""
+    attention = config.attention_bias
+    return decoder_rules(config, Biases(attention, attention, config.mlp_bias))
+
+
+def decoder_rules(config: ModelConfig, biases: Biases) -> tuple[ParamRule, ...]:
+    """The rules of a family whose tree differs from LLaMA's in its biases only."""
     vocab, width = config.vocab_size, config.hidden_size
     rules = [_plain(("embed",), "model.embed_tokens.weight", (vocab, width), "matrix")]
     for layer in range(config.num_layers):
-        rules += _layer_rules(config, layer)
+        rules += _layer_rules(config, biases, layer)
     rules.append(_plain(("norm",), "model.norm.weight", (width,), "norm"))
     if not config.tie_word_embeddings:
         rules.append(_plain(("head",), "lm_head.weight", (vocab, width), "matrix"))
     return tuple(rules)
 
 
-def _layer_rules(config: ModelConfig, layer: int) -> list[ParamRule]:
+def _layer_rules(config: ModelConfig, biases: Biases, layer: int) -> list[ParamRule]:
     e, f, d = config.hidden_size, config.intermediate_size, config.head_dim
     h, k, g = config.num_heads, config.num_kv_heads, config.group_size
     at, hf = ("layers", layer), f"model.layers.{layer}"
@@ -111,10 +125,11 @@ def _layer_rules(config: ModelConfig, layer: int) -> list[ParamRule]:
         gate_up("matrix", e),
         _plain((*at, "down"), f"{hf}.mlp.down_proj.weight", (e, f), "matrix", P(None, "tp")),
     ]
-    if config.attention_bias:
+    if biases.qkv:
         rules.append(attention("bias"))
+    if biases.o:
         rules.append(_plain((*at, "o_bias"), f"{hf}.self_attn.o_proj.bias", (e,), "bias"))
-    if config.mlp_bias:
+    if biases.mlp:
         rules.append(gate_up("bias"))
         rules.append(_plain((*at, "down_bias"), f"{hf}.mlp.down_proj.bias", (e,), "bias"))
     return rules
