@@ -15,7 +15,7 @@ from pagedjax.architecture.hf_fields import (
     value_or,
 )
 from pagedjax.architecture.rope_scaling import RopeScaling
-from pagedjax.architecture.windows import check_no_window
+from pagedjax.architecture.windows import Windows, check_windows, layer_windows
 from pagedjax.checks.values import (
     finite,
     is_int,
@@ -30,6 +30,7 @@ class ModelConfig:
 
     Letters in shape comments: L = num_layers, E = hidden_size, H = num_heads, K = num_kv_heads,
     G = H / K, D = head_dim, F = intermediate_size, V = vocab_size.
+    windows: of attention, one per layer, None for full attention; () for none at all.
     """
 
     vocab_size: int
@@ -50,6 +51,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     initializer_range: float = 0.02
     dtype: str | None = None
+    windows: Windows = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,6 +68,7 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
             )
+        check_windows(self.windows, self.num_layers)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
 
@@ -85,10 +88,10 @@ class ModelConfig:
         unsupported architecture.
         """
         check_supported(config)
-        check_no_window(config)
         heads = positive_int("num_heads", required(config, "num_attention_heads"))
         hidden = positive_int("hidden_size", required(config, "hidden_size"))
         vocab_size = required(config, "vocab_size")
+        context = value_or(config.get("max_position_embeddings"), cls.max_position_embeddings)
         eos = (generation_config or {}).get("eos_token_id")
         eos = config.get("eos_token_id") if eos is None else eos
         return cls(
@@ -102,9 +105,8 @@ class ModelConfig:
             head_dim=value_or(config.get("head_dim"), hidden // heads),
             rms_norm_eps=value_or(config.get("rms_norm_eps"), cls.rms_norm_eps),
             rope=RopeScaling.from_hf(config),
-            max_position_embeddings=value_or(
-                config.get("max_position_embeddings"), cls.max_position_embeddings
-            ),
+            max_position_embeddings=context,
+            windows=layer_windows(config, positive_int("max_position_embeddings", context)),
             tie_word_embeddings=boolean(config, "tie_word_embeddings"),
             attention_bias=boolean(config, "attention_bias"),
             mlp_bias=boolean(config, "mlp_bias"),

@@ -1,37 +1,58 @@
-"""Sliding windows of attention in a Hugging Face config; a model with one is refused."""
+"""Sliding windows of attention, read from a Hugging Face config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagedjax.architecture.hf_fields import boolean
+from pagedjax.architecture.hf_fields import boolean, required, value_or
+from pagedjax.checks.values import positive_int
+
+Windows = tuple[int | None, ...]
 
 DEFAULT_WINDOW = 4096  # of Hugging Face's MistralConfig and Qwen2Config without the key
+DEFAULT_FULL_LAYERS = 28  # `max_window_layers` of Qwen2Config without the key
+KINDS = {"full_attention": False, "sliding_attention": True}
 
 
-def check_no_window(config: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError if some layer's window is smaller than the context."""
-    window = _window(config)
+def layer_windows(config: Mapping[str, Any], context: int) -> Windows:
+    """The window of each layer, None for full attention; () if all layers have full attention.
+
+    A query attends to its own key and the window - 1 keys before it. A window that covers the
+    `context`, the most positions of the model, is none.
+    """
+    count = positive_int("num_hidden_layers", required(config, "num_hidden_layers"))
+    is_windowed = _windowed_layers(config, count)
+    if not any(is_windowed):
+        return ()
+    window = positive_int("sliding_window", config.get("sliding_window", DEFAULT_WINDOW))
+    return tuple(window if each else None for each in is_windowed) if window < context else ()
+
+
+def check_windows(windows: Sequence[Any], num_layers: int) -> None:
+    """Raise ValueError unless there is none or one window or None per layer."""
+    if windows and len(windows) != num_layers:
+        raise ValueError(f"windows={windows!r} must have one entry per layer, {num_layers}")
+    for each in windows:
+        if each is not None:
+            positive_int("windows", each)
+
+
+def _windowed_layers(config: Mapping[str, Any], count: int) -> list[bool]:
+    family, window = config.get("model_type"), config.get("sliding_window", DEFAULT_WINDOW)
     if window is None:
-        return
-    context = config.get("max_position_embeddings")
-    if context is None or window < context:
-        raise NotImplementedError(
-            f"sliding_window={window} is smaller than the context of {context} positions, which "
-            "is not supported yet; supported: no window"
-        )
-
-
-def _window(config: Mapping[str, Any]) -> Any:
-    """The window of the layers that have one; None if no layer has."""
-    window = config.get("sliding_window", DEFAULT_WINDOW)
+        return [False] * count
+    if family == "mistral":
+        return [True] * count
+    if family != "qwen2" or not boolean(config, "use_sliding_window"):
+        return [False] * count
     kinds = config.get("layer_types")
-    if config.get("model_type") == "mistral":
-        return window
-    if config.get("model_type") == "qwen2" and boolean(config, "use_sliding_window"):
-        if kinds is not None:
-            return window if "sliding_attention" in kinds else None
-        first = config.get("max_window_layers", 28)  # Hugging Face's default
-        return window if first < config.get("num_hidden_layers", 0) else None
-    return None
+    if kinds is None:
+        full = value_or(config.get("max_window_layers"), DEFAULT_FULL_LAYERS)
+        return [layer >= full for layer in range(count)]
+    if not isinstance(kinds, list | tuple) or len(kinds) != count or not set(kinds) <= set(KINDS):
+        raise ValueError(
+            f"layer_types={kinds!r} must have one of {', '.join(map(repr, KINDS))} per layer, "
+            f"{count} in all"
+        )
+    return [KINDS[each] for each in kinds]

@@ -134,17 +134,19 @@ def rotate_write_attend(
     *,
     implementation: str,
     mesh: Mesh,
+    window: int | None = None,
 ) -> tuple[jax.Array, KVCache]:  # [S, K, G, D]
     """Write the keys and values of the step's tokens, then attend to each token's context.
 
     qkv: partial sums of a product; their sum over A is used (`ops.LayerOps`).
+    window: a query attends to its own key and the window - 1 before it; None: to all.
 
     Runs in `shard_map` over `tp`: each device holds the blocks of its own kv heads and needs no
     communication.
     """
     kernels = IMPLEMENTATIONS[implementation](device_of(mesh.devices.flat[0]))
     run = jax.shard_map(
-        partial(_on_one_device, dtype=dtype, kernels=kernels),
+        partial(_on_one_device, dtype=dtype, kernels=kernels, window=window),
         mesh=mesh,
         in_specs=(P(None, None, "tp"), P(), POOL_SPEC, P(), P()),
         out_specs=(P(None, "tp"), POOL_SPEC),
@@ -162,6 +164,7 @@ def _on_one_device(
     *,
     dtype: Any,
     kernels: Kernels,
+    window: int | None,
 ) -> tuple[jax.Array, KVCache]:
     pools = [cache.k, cache.v]
     if cache.k_scales is not None and cache.v_scales is not None:
@@ -171,6 +174,7 @@ def _on_one_device(
     cache = KVCache(*written)
     options = {
         "scale": q.shape[-1] ** -0.5, "k_scales": cache.k_scales, "v_scales": cache.v_scales,
+        "window": window,
     }  # fmt: skip
     flat = q.reshape(q.shape[0], -1, q.shape[-1])  # [S, H, D]
     decodes = inputs.decode_lens.shape[0]

@@ -33,8 +33,8 @@ class LayerOps(NamedTuple):
         sums; their sum over A is the result of `layers.linear`.
     add_norm: `(x [S,E], parts [A,S,E] or None, weight [E], eps)` -> x plus the sum of `parts`, in
         float32, and the RMS norm of that in the weight's dtype.
-    attend: `(qkv [A,S,K,G+2,D], rotation, cache, layer, inputs, dtype) -> (out [S,K,G,D], cache)`,
-        `attention.rotate_write_attend`.
+    attend: `(qkv [A,S,K,G+2,D], rotation, cache, layer, inputs, dtype, window=None)
+        -> (out [S,K,G,D], cache)`, `attention.rotate_write_attend`.
     """
 
     linear: Callable[..., jax.Array]

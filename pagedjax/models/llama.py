@@ -156,18 +156,20 @@ def forward(
 ) -> tuple[jax.Array, KVCache]:  # [S, E] float32
     """Run all layers; return the hidden states before the final norm, and the updated cache.
 
-    One inner jitted function with a traced layer index serves every layer, so that the layer is
-    traced and lowered once. The residual stream is float32.
+    One inner jitted function with a traced layer index serves every layer of the same window, so
+    that it is traced and lowered once. The residual stream is float32.
     """
     frequencies = rope_frequencies(config.rope, config.head_dim)
     # Without the barrier XLA on CPU recomputes sines, cosines and write positions in every layer.
     tables = rope_tables(positions, frequencies, config.rope.attention_factor)
     rotation, inputs = lax.optimization_barrier((tables, inputs))
-    layer = jax.jit(partial(_layer, config, ops))
+    windows = config.windows or (None,) * config.num_layers
+    layers = {each: jax.jit(partial(_layer, config, ops, each)) for each in set(windows)}
     with jax.named_scope("embed"):
         x = params["embed"][tokens].astype(jnp.float32)
     parts = None  # partial sums of the previous product, to be added to x
     for index, weights in enumerate(params["layers"]):
+        layer = layers[windows[index]]
         x, parts, cache = layer(weights, x, parts, cache, jnp.int32(index), rotation, inputs)
     return (x if parts is None else x + parts.sum(axis=0)), cache
 
@@ -187,6 +189,7 @@ def logits(
 def _layer(
     config: ModelConfig,
     ops: LayerOps,
+    window: int | None,
     weights: dict[str, jax.Array],
     x: jax.Array,  # [S, E]
     parts: jax.Array | None,  # [A, S, E]
@@ -203,7 +206,9 @@ def _layer(
     with jax.named_scope("attention"):
         x, normed = norm(x, parts, weights["attn_norm"])
         qkv = ops.product(normed, weights["qkv"], weights.get("qkv_bias"))  # [A, S, K, G + 2, D]
-        out, cache = ops.attend(qkv, rotation, cache, index, inputs, normed.dtype)  # [S, K, G, D]
+        out, cache = ops.attend(
+            qkv, rotation, cache, index, inputs, normed.dtype, window=window
+        )  # [S, K, G, D]
         parts = ops.product(out, weights["o"], weights.get("o_bias"))
     with jax.named_scope("mlp"):
         x, normed = norm(x, parts, weights["mlp_norm"])

@@ -1,7 +1,7 @@
 """Mistral (arXiv 2310.06825): LLaMA without biases.
 
-GGUF files of these models have the architecture "llama". Releases since 7B v0.2 have no sliding
-window; a window that is smaller than the context is refused.
+All layers have the same sliding window; releases since 7B v0.2 have none. GGUF files of these
+models have the architecture "llama" and no window.
 """
 
 from __future__ import annotations

@@ -35,7 +35,24 @@ def mistral() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return config, hf_tensors("head_dim")
 
 
-FAMILIES = {"qwen2": qwen2, "mistral": mistral}
+def qwen2_window() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The first layer attends to everything, the second one to 32 keys."""
+    config, tensors = qwen2()
+    return config | {"use_sliding_window": True}, tensors
+
+
+def mistral_window() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Every layer attends to 21 keys, which is no multiple of a block or a chunk."""
+    config, tensors = mistral()
+    return config | {"sliding_window": 21}, tensors
+
+
+FAMILIES = {
+    "qwen2": qwen2,
+    "mistral": mistral,
+    "qwen2 window": qwen2_window,
+    "mistral window": mistral_window,
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -43,7 +60,7 @@ def test_scores_and_greedy_ids_equal_the_reference(tmp_path: Path, name: str) ->
     config, tensors = FAMILIES[name]()
     folder = write(tmp_path / "model", tensors, **config)
     llm = LLM(folder, max_model_len=200, num_blocks=40, max_num_batched_tokens=64)
-    assert llm.engine.model_config.model_type == name
+    assert llm.engine.model_config.model_type == name.split()[0]
     logits = numpy_llama.forward(config, tensors, TOKENS)
     wanted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     (found,) = llm.compute_logprobs([TOKENS])
@@ -64,34 +81,61 @@ def test_a_qwen2_checkpoint_without_its_biases_is_refused(tmp_path: Path) -> Non
         LLM(write(tmp_path / "model", tensors, **config))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"model_type": "mistral", "sliding_window": 32},
-     {"model_type": "mistral", "max_position_embeddings": 8192},  # the default window is 4096
-     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32,
-      "max_window_layers": 1},
-     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32,
-      "layer_types": ["full_attention", "sliding_attention"]}],
-    ids=str,
-)  # fmt: skip
-def test_a_window_smaller_than_the_context_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(NotImplementedError, match="sliding_window=.* is smaller than the context"):
-        ModelConfig.from_hf(hf_config("base") | changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"model_type": "mistral"}, {"model_type": "mistral", "sliding_window": 10**6},
-     {"model_type": "qwen2", "sliding_window": 32},
-     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32,
-      "max_window_layers": 9},
-     {"model_type": "llama", "sliding_window": 32}],
-    ids=str,
-)  # fmt: skip
-def test_a_window_that_no_layer_has_or_that_covers_the_context_is_accepted(
-    changes: dict[str, Any],
+@pytest.mark.parametrize("name", ["qwen2 window", "mistral window"])
+@pytest.mark.parametrize("attention", ["xla", "pallas_interpret"])
+def test_windows_with_preemption_prefix_hits_and_other_requests(
+    tmp_path: Path, name: str, attention: str
 ) -> None:
-    assert ModelConfig.from_hf(hf_config("base") | changes).model_type == changes["model_type"]
+    config, tensors = FAMILIES[name]()
+    folder = write(tmp_path / "model", tensors, **config)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [TOKENS[:60], TOKENS[:48], TOKENS[30:90], TOKENS[:60]]
+    # The pool holds two of the requests, so the others wait or are preempted.
+    small = LLM(
+        folder, max_model_len=80, num_blocks=20, block_size=8, max_num_batched_tokens=24,
+        attention=attention,
+    )  # fmt: skip
+    found = [each.outputs[0].token_ids for each in small.generate(prompts, params, use_tqdm=False)]
+    for prompt, ids in zip(prompts, found, strict=True):
+        logits = numpy_llama.forward(config, tensors, prompt + ids)[len(prompt) - 1 : -1]
+        best = np.sort(logits, axis=-1)[:, -2:]
+        chosen = np.take_along_axis(logits, np.array(ids)[:, None], 1)[:, 0]
+        assert (chosen >= best[:, 1] - 2e-4).all()
+    assert small.engine.stats().prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [({"model_type": "mistral", "sliding_window": 32}, (32, 32)),
+     ({"model_type": "mistral", "max_position_embeddings": 8192}, (4096, 4096)),
+     ({"model_type": "mistral", "sliding_window": None}, ()),
+     ({"model_type": "mistral", "sliding_window": 10**6}, ()),
+     ({"model_type": "qwen2", "sliding_window": 32}, ()),
+     ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True}, ()),
+     ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True,
+       "max_window_layers": 1}, (None, 32)),
+     ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True,
+       "layer_types": ["sliding_attention", "full_attention"], "max_window_layers": 0}, (32, None)),
+     ({"model_type": "llama", "sliding_window": 32}, ())],
+    ids=str,
+)  # fmt: skip
+def test_the_windows_of_a_config(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    """A Mistral config without the key has Hugging Face's default window of 4096."""
+    assert ModelConfig.from_hf(hf_config("base") | changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sliding_window": 0}, {"sliding_window": "32"}, {"sliding_window": 1.5},
+     {"layer_types": ["sliding_attention"]}, {"layer_types": ["chunked_attention"] * 2}],
+    ids=str,
+)  # fmt: skip
+def test_an_invalid_window_is_named(changes: dict[str, Any]) -> None:
+    config = hf_config("base") | {"model_type": "qwen2", "use_sliding_window": True}
+    config |= {"max_window_layers": 0, "sliding_window": 32}
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"^{name}="):
+        ModelConfig.from_hf(config | changes)
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2"])

@@ -19,14 +19,25 @@ def forward(
     x = embedding[np.asarray(token_ids)]  # [S, E]
     for layer in range(config["num_hidden_layers"]):
         w = _below(weights, f"model.layers.{layer}.")
-        x = x + _attention(config, w, _rms_norm(x, w["input_layernorm.weight"], eps))
+        window = window_of(config, layer)
+        x = x + _attention(config, w, _rms_norm(x, w["input_layernorm.weight"], eps), window)
         x = x + _mlp(w, _rms_norm(x, w["post_attention_layernorm.weight"], eps))
     x = _rms_norm(x, weights["model.norm.weight"], eps)
     head = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
     return x @ head.T
 
 
-def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def window_of(config: dict, layer: int) -> float:
+    """Return how many keys, its own included, a query of this layer attends to at most."""
+    window = config.get("sliding_window")
+    if config["model_type"] == "mistral" and window is not None:
+        return window
+    if config["model_type"] == "qwen2" and config["use_sliding_window"]:
+        return window if layer >= config["max_window_layers"] else np.inf
+    return np.inf
+
+
+def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray, window: float) -> np.ndarray:
     """Causal grouped-query attention over x [S, E], one query head at a time."""
     positions, heads = len(x), config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -39,7 +50,8 @@ def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndar
     for head in range(heads):
         group = head // (heads // kv_heads)  # neighbouring query heads share a kv head
         scores = q[:, head] @ k[:, group].T / np.sqrt(head_dim(config))
-        scores[np.triu_indices(positions, 1)] = -np.inf  # causal mask
+        distance = np.subtract.outer(np.arange(positions), np.arange(positions))
+        scores[(distance < 0) | (distance >= window)] = -np.inf  # future, or past the window
         mixed[:, head] = _softmax(scores) @ v[:, group]
     return _linear(w, "self_attn.o_proj", mixed.reshape(positions, -1))
 
