@@ -102,7 +102,7 @@ class ModelConfig:
             num_layers=required(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=_kv_heads(config, heads),
-            head_dim=value_or(config.get("head_dim"), hidden // heads),
+            head_dim=_head_dim(config, hidden // heads),
             rms_norm_eps=value_or(config.get("rms_norm_eps"), cls.rms_norm_eps),
             rope=RopeScaling.from_hf(config),
             max_position_embeddings=context,
@@ -122,3 +122,10 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> Any:
     if config.get("model_type") in (None, "llama"):
         return value_or(config.get("num_key_value_heads"), heads)
     return required(config, "num_key_value_heads")
+
+
+def _head_dim(config: Mapping[str, Any], quotient: int) -> Any:
+    """By default the model's width divided by its heads; Qwen3's default is another."""
+    if config.get("model_type") == "qwen3":
+        return required(config, "head_dim")
+    return value_or(config.get("head_dim"), quotient)

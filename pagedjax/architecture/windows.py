@@ -10,8 +10,8 @@ from pagedjax.checks.values import positive_int
 
 Windows = tuple[int | None, ...]
 
-DEFAULT_WINDOW = 4096  # of Hugging Face's MistralConfig and Qwen2Config without the key
-DEFAULT_FULL_LAYERS = 28  # `max_window_layers` of Qwen2Config without the key
+DEFAULT_WINDOW = 4096  # in Hugging Face's configs of these families without the key
+DEFAULT_FULL_LAYERS = 28  # `max_window_layers` of Qwen's configs without the key
 KINDS = {"full_attention": False, "sliding_attention": True}
 
 
@@ -44,7 +44,7 @@ def _windowed_layers(config: Mapping[str, Any], count: int) -> list[bool]:
         return [False] * count
     if family == "mistral":
         return [True] * count
-    if family != "qwen2" or not boolean(config, "use_sliding_window"):
+    if family not in ("qwen2", "qwen3") or not boolean(config, "use_sliding_window"):
         return [False] * count
     kinds = config.get("layer_types")
     if kinds is None:

@@ -4,7 +4,8 @@ Matrices are stored `[out, in]` and fused by kv head. The structure is the same 
 `{"embed": [V,E], "layers": ({"attn_norm": [E], "qkv": [K,G+2,D,E], "o": [E,K,G,D],
 "mlp_norm": [E], "gate_up": [2,F,E], "down": [E,F]}, ...), "norm": [E], "head": [V,E]}`, with
 `qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]` and `down_bias [E]` if the config has
-biases, and without `head` if the embeddings are tied.
+biases, and without `head` if the embeddings are tied. Families that differ from LLaMA in a few leaves
+use `decoder_rules`, `forward` and `logits` of this file.
 """
 
 from __future__ import annotations
@@ -206,6 +207,8 @@ def _layer(
     with jax.named_scope("attention"):
         x, normed = norm(x, parts, weights["attn_norm"])
         qkv = ops.product(normed, weights["qkv"], weights.get("qkv_bias"))  # [A, S, K, G + 2, D]
+        if "qk_norm" in weights:
+            qkv = _normed_heads(qkv, weights["qk_norm"], config.rms_norm_eps)
         out, cache = ops.attend(
             qkv, rotation, cache, index, inputs, normed.dtype, window=window
         )  # [S, K, G, D]
@@ -215,3 +218,20 @@ def _layer(
         gate_up = ops.linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
         parts = ops.product(swiglu(gate_up), weights["down"], weights.get("down_bias"))
     return x, parts, cache
+
+
+def _normed_heads(
+    qkv: jax.Array,  # [A, S, K, G + 2, D]
+    weight: jax.Array,  # [2, D], of queries and of keys
+    eps: float,
+) -> jax.Array:  # [1, S, K, G + 2, D]
+    """RMS norm of every query and key head; values stay."""
+    qkv = qkv.sum(axis=0)
+    width = qkv.shape[-1]
+
+    def norm(heads: jax.Array, weight: jax.Array) -> jax.Array:
+        flat = rms_norm(heads.reshape(-1, width), weight.astype(jnp.float32), eps)
+        return flat.reshape(heads.shape)
+
+    queries, keys = norm(qkv[:, :, :-2], weight[0]), norm(qkv[:, :, -2:-1], weight[1])
+    return jnp.concatenate([queries, keys, qkv[:, :, -1:]], axis=2)[None]

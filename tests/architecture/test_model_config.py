@@ -64,7 +64,8 @@ def test_a_missing_value_is_named(name, present):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"vocab_size": 0}, "vocab_size=0"), ({"hidden_size": -64}, "hidden_size=-64"),
-     ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"), ({"num_attention_heads": 0}, "num_.*heads=0"),
+     ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
+     ({"num_attention_heads": 0}, "num_.*heads=0"),
      ({"head_dim": 0}, "head_dim=0"), ({"head_dim": 7}, "head_dim=7"),
      ({"num_key_value_heads": 3}, "num_kv_heads=3"), ({"num_key_value_heads": 0}, "num_kv_heads=0"),
      ({"intermediate_size": "96"}, "intermediate_size='96'"),

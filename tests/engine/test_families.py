@@ -47,7 +47,19 @@ def mistral_window() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return config | {"sliding_window": 21}, tensors
 
 
+def qwen3() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Norms of queries and keys, which differ, and an explicit head_dim."""
+    config = hf_config("head_dim") | {"model_type": "qwen3", "use_sliding_window": False}
+    tensors, random = hf_tensors("head_dim"), np.random.RandomState(17)
+    for layer in range(config["num_hidden_layers"]):
+        for name in "qk":
+            norm = random.uniform(0.5, 2.0, config["head_dim"]).astype(np.float32)
+            tensors[f"model.layers.{layer}.self_attn.{name}_norm.weight"] = norm
+    return config, tensors
+
+
 FAMILIES = {
+    "qwen3": qwen3,
     "qwen2": qwen2,
     "mistral": mistral,
     "qwen2 window": qwen2_window,
@@ -138,7 +150,15 @@ def test_an_invalid_window_is_named(changes: dict[str, Any]) -> None:
         ModelConfig.from_hf(config | changes)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_qwen3_has_no_default_head_dim() -> None:
+    """Hugging Face's default is 128, whatever the width and the heads."""
+    config = qwen3()[0]
+    del config["head_dim"]
+    with pytest.raises(ValueError, match="head_dim"):
+        ModelConfig.from_hf(config)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_kv_heads_have_no_default_outside_llama(family: str) -> None:
     """Hugging Face's defaults are 8 and 32, whatever the number of heads."""
     config = hf_config("base") | {"model_type": family, "sliding_window": None}

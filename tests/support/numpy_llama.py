@@ -32,7 +32,7 @@ def window_of(config: dict, layer: int) -> float:
     window = config.get("sliding_window")
     if config["model_type"] == "mistral" and window is not None:
         return window
-    if config["model_type"] == "qwen2" and config["use_sliding_window"]:
+    if config["model_type"] in ("qwen2", "qwen3") and config["use_sliding_window"]:
         return window if layer >= config["max_window_layers"] else np.inf
     return np.inf
 
@@ -42,8 +42,12 @@ def _attention(config: dict, w: dict[str, np.ndarray], x: np.ndarray, window: fl
     positions, heads = len(x), config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     omega = inverse_frequencies(config)  # [D / 2]
-    q = _rotate(_linear(w, "self_attn.q_proj", x).reshape(positions, heads, -1), omega)
-    k = _rotate(_linear(w, "self_attn.k_proj", x).reshape(positions, kv_heads, -1), omega)
+    q = _linear(w, "self_attn.q_proj", x).reshape(positions, heads, -1)
+    k = _linear(w, "self_attn.k_proj", x).reshape(positions, kv_heads, -1)
+    if "self_attn.q_norm.weight" in w:  # of Qwen3
+        q = _rms_norm(q, w["self_attn.q_norm.weight"], config["rms_norm_eps"])
+        k = _rms_norm(k, w["self_attn.k_norm.weight"], config["rms_norm_eps"])
+    q, k = _rotate(q, omega), _rotate(k, omega)
     q, k = q * attention_factor(config), k * attention_factor(config)
     v = _linear(w, "self_attn.v_proj", x).reshape(positions, kv_heads, -1)
     mixed = np.empty_like(q)  # [S, H, D]
