@@ -4,8 +4,8 @@ Matrices are stored `[out, in]` and fused by kv head. The structure is the same 
 `{"embed": [V,E], "layers": ({"attn_norm": [E], "qkv": [K,G+2,D,E], "o": [E,K,G,D],
 "mlp_norm": [E], "gate_up": [2,F,E], "down": [E,F]}, ...), "norm": [E], "head": [V,E]}`, with
 `qkv_bias [K,G+2,D]`, `o_bias [E]`, `gate_up_bias [2,F]` and `down_bias [E]` if the config has
-biases, and without `head` if the embeddings are tied. Families that differ from LLaMA in a few leaves
-use `decoder_rules`, `forward` and `logits` of this file.
+biases, and without `head` if the embeddings are tied. Families that differ in a few leaves
+from LLaMA use `decoder_rules`, `forward` and `logits` of this file.
 """
 
 from __future__ import annotations
