@@ -179,7 +179,7 @@ def test_prefill_with_rows_without_queries():
      ({"size": 4}, "block_size=4"), ({"width": 12}, "head_dim=12"),
      ({"width": 512}, "head_dim=512"),
      ({"window": 0}, "window=0"), ({"soft_cap": -1.0}, "soft_cap=-1.0"),
-     ({"pool": "int8"}, "need one scale a vector")],
+     ({"pool": "int8"}, "need one scale per vector")],
 )  # fmt: skip
 @pytest.mark.parametrize("op", ["decode", "prefill"])
 def test_unsupported_arguments_are_named(op, change, message):

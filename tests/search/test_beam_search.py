@@ -99,7 +99,7 @@ def test_ties_go_to_the_earlier_beam_and_the_lower_token() -> None:
     [
         (([[1]], 0, 4), "beam_width=0"),
         (([[1]], 1.5, 4), "beam_width=1.5"),
-        (([[1]], 65, 4), "130 tokens a step, more than the vocabulary of 128"),
+        (([[1]], 65, 4), "130 tokens per step, more than the vocabulary of 128"),
         (([[1]], 2, 0), "max_tokens=0"),
         (([[1]], 2, 4, float("nan")), "length_penalty=nan"),
         (([[1]], 2, 4, "1"), "length_penalty='1' must be a number from -16 to 16"),
