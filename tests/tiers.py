@@ -13,6 +13,7 @@ VARIANTS_KEPT = {
     "engine/test_batches.py": 1,
     "engine/test_engine_params.py": 1,
     "engine/test_failed_steps.py": 1,
+    "engine/test_families.py": 2,
     "engine/test_parity_tiny.py": 1,
     "engine/test_pool.py": 1,
     "engine/test_pool_memory.py": 1,
@@ -21,6 +22,7 @@ VARIANTS_KEPT = {
     "engine/test_prefix_cache.py": 1,
     "engine/test_programs.py": 1,
     "engine/test_requests.py": 1,
+    "engine/test_rope_types.py": 1,
     "engine/test_scoring.py": 1,
     "engine/test_seed_cases.py": 1,
     "engine/test_seeds.py": 1,
@@ -81,6 +83,10 @@ LEFT_OUT = {
     # Preemption in a pool for one request, and of the newest request, stay.
     "engine/test_preemption.py": [
         "test_two_requests_that_force_a_preemption_equal_a_large_pool",
+    ],
+    # Windows without preemption stay.
+    "engine/test_families.py": [
+        "test_windows_with_preemption_prefix_hits_and_other_requests",
     ],
     # Scoring beside running requests stays.
     "engine/test_scoring.py": ["test_scoring_leaves_nothing_in_the_prefix_cache"],
